@@ -126,6 +126,20 @@ class Transfers(Sequence[Transfer]):
         ]
         return starts, path
 
+    def hops_in(self, size: int) -> tuple[Ints, Ints]:
+        """The links that each one passes, as numbers `src * size + dst`.
+
+        Returns:
+            `(firsts, hops)`: those of row i are `hops[firsts[i]:firsts[i + 1]]`.
+        """
+        import numpy as np
+
+        starts, path = self.paths
+        tails = np.delete(
+            np.arange(len(path)), starts[1:] - 1
+        )  # a hop leads on from all but the last of a path
+        return starts - np.arange(len(starts)), size * path[tails] + path[tails + 1]
+
     @cached_property
     def _objects(self) -> tuple[Transfer, ...]:
         """All of them, made once somebody looks at them: a third of the time of making them one by one."""

@@ -11,8 +11,9 @@ recomputed from its certificate before it is returned.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
+from functools import partial
 
 from arborcast.synth.bounds.cuts import cut_out_of, orbit_lengths, tightest_cut
 from arborcast.synth.bounds.root_demands import (
@@ -92,11 +93,18 @@ def bound(topology: Topology, collective: Collective, deadline: Deadline = NO_DE
 def _best(topology: Topology, collective: Collective, deadline: Deadline) -> Certificate:
     if topology.holders > topology.ranks and collective.kind in TREE_KINDS:
         return _of_able_switches(topology, collective, deadline)
-    if collective.kind in _MIRRORED:
-        there = Collective(_MIRRORED[collective.kind], collective.ranks, collective.root)
-        mirrored = topology.reversed()
-        return _mirror(topology, mirrored, _certificate(mirrored, there))
-    return _certificate(topology, collective, deadline)
+    return _turned_to_spread(topology, collective, partial(_certificate, deadline=deadline))
+
+
+def _turned_to_spread(
+    topology: Topology, collective: Collective, limit: Callable[[Topology, Collective], Certificate]
+) -> Certificate:
+    """A limit of what spreads or gathers, of other kinds through their image on the reversed topology."""
+    if collective.kind not in _MIRRORED:
+        return limit(topology, collective)
+    mirrored = topology.reversed()
+    there = Collective(_MIRRORED[collective.kind], collective.ranks, collective.root)
+    return _mirror(topology, mirrored, limit(mirrored, there))
 
 
 def _of_able_switches(topology: Topology, collective: Collective, deadline: Deadline) -> Certificate:
@@ -106,21 +114,15 @@ def _of_able_switches(topology: Topology, collective: Collective, deadline: Dead
     forwarding = _best(topology.forwarding, collective, deadline)
     if isinstance(forwarding, Cut):
         return forwarding
-    if collective.kind in _MIRRORED:
-        there = Collective(_MIRRORED[collective.kind], collective.ranks, collective.root)
-        mirrored = topology.reversed()
-        cut = _mirror(topology, mirrored, _tree_cut(mirrored, there))
-    elif collective.kind is Kind.ALLREDUCE:
-        cut = _allreduce_cut(topology, collective)
-    else:
-        cut = _tree_cut(topology, collective)
+    of_kind = _allreduce_cut if collective.kind is Kind.ALLREDUCE else _tree_cut
+    cut = _turned_to_spread(topology, collective, of_kind)
     known = certified_rate(topology, collective, cut)
     return _least(
         topology, collective, [cut, *able_certificates(topology, collective, deadline, known, _best)]
     )
 
 
-def _certificate(topology: Topology, collective: Collective, deadline: Deadline = NO_DEADLINE) -> Certificate:
+def _certificate(topology: Topology, collective: Collective, deadline: Deadline) -> Certificate:
     match collective.kind:
         case Kind.GATHER:
             return _gather_cut(topology, collective)

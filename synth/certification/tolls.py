@@ -259,7 +259,14 @@ class _Layers:
         if self._merges(vertex):
             return [(vertex, 0)]
         if vertex not in self.known_makers:
-            behind = self._behind(vertex)
+            # Back from it, and from none beyond vertices that merge.
+            behind = nearest(
+                self.topology,
+                self.wait,
+                (vertex,),
+                turned=not self.outward,
+                passes=lambda one: not self._merges(one),
+            )
             self.known_makers[vertex] = [(one, ago) for one, ago in behind.items() if self._merges(one)]
         return self.known_makers[vertex]
 
@@ -269,21 +276,6 @@ class _Layers:
             return True
         switch = self.topology.switches[vertex - self.topology.ranks]
         return switch.multicasts if self.outward else switch.reduces
-
-    def _behind(self, start: Vertex) -> dict[Vertex, int]:
-        """Waits to a vertex, from none beyond vertices that merge."""
-        found: dict[Vertex, int] = {}
-        queue = [(0, start)]
-        while queue:
-            cost, vertex = heappop(queue)
-            if vertex in found:
-                continue
-            found[vertex] = cost
-            if self._merges(vertex):
-                continue
-            for link in self.into[vertex]:
-                heappush(queue, (cost + self.wait[link], self.ends[link][0]))
-        return found
 
 
 @dataclass(frozen=True, slots=True)

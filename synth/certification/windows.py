@@ -14,7 +14,7 @@ many lines; only links in ascending order of w matter. The line of all links ris
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heappop, heappush
@@ -107,11 +107,16 @@ def _ends(collective: Collective) -> tuple[frozenset[Vertex], frozenset[Vertex]]
 
 
 def nearest(
-    topology: Topology, waits: Sequence[Wait], ends: Iterable[Vertex], *, turned: bool
+    topology: Topology,
+    waits: Sequence[Wait],
+    ends: Iterable[Vertex],
+    *,
+    turned: bool,
+    passes: Callable[[Vertex], bool] | None = None,
 ) -> dict[Vertex, Wait]:
     """The least sum of waits, one per link, from one of some vertices to each, or back (Dijkstra 1959).
 
-    What no way joins is missing.
+    What no way joins is missing; ways lead on from those vertices alone that `passes` is true of, if given.
     """
     leaving: dict[Vertex, list[tuple[Vertex, Wait]]] = {}
     for link, wait in zip(topology.links, waits, strict=True):
@@ -123,8 +128,9 @@ def nearest(
         far, vertex = heappop(queue)
         if vertex not in found:
             found[vertex] = far
-            for onward, wait in leaving.get(vertex, ()):
-                heappush(queue, (far + wait, onward))
+            if passes is None or passes(vertex):
+                for onward, wait in leaving.get(vertex, ()):
+                    heappush(queue, (far + wait, onward))
     return found
 
 

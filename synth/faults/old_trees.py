@@ -16,7 +16,8 @@ from arborcast.synth.collective import Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.kernels.arborescence import LogicalGraph, Routes
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.packing.warm_start import PartialTree, without_lost_edges
+from arborcast.synth.packing.warm_start import without_lost_edges
+from arborcast.synth.packing.weighted_tree import WeightedTree
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.transfers import Transfers
 
@@ -82,7 +83,7 @@ class OldTrees:
 
     def over(
         self, graph: LogicalGraph, number: Ints, *, gathering: bool = False, free: bool = False
-    ) -> tuple[PartialTree, ...]:
+    ) -> tuple[WeightedTree, ...]:
         """The trees along which chunks spread, over the links of another graph.
 
         Args:
@@ -121,7 +122,7 @@ class OldTrees:
             root = int(number[owner])
             if root < 0 and not free:
                 continue
-            found.append(PartialTree(root, share, Routes(graph, parents, fresh, ways), free))
+            found.append(WeightedTree(root, share, Routes(graph, parents, fresh, ways), free=free))
         return tuple(found)
 
 

@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from arborcast.synth.bounds import bound
+from arborcast.synth.bounds.capacity_lp import SplitCapacities
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
@@ -16,9 +17,9 @@ from arborcast.synth.groups.problem import GroupsProblem
 from arborcast.synth.groups.sharing_lp import LevelRates
 from arborcast.synth.groups.view import GroupView
 from arborcast.synth.kernels.link_graph import LinkGraph
-from arborcast.synth.packing.exact import pack_exactly
+from arborcast.synth.packing.exact import pack_split
 from arborcast.synth.packing.to_schedule import lift
-from arborcast.synth.packing.weighted_tree import Packing, WeightedTree, centred, merge, mirrored, pair_up
+from arborcast.synth.packing.weighted_tree import Packing, WeightedTree
 from arborcast.synth.routes.paths import PathShare, lift_routes, routes_of_flow
 from arborcast.synth.schedule import Method, Schedule, Settings
 from arborcast.synth.topology import Hop, Topology
@@ -94,16 +95,12 @@ def _packing(
     view, demands = problem.view(group), shares.supply[group]
     local = LinkGraph(view.topology)
     fabrics = [_share(view, shares.capacity[layer]) for layer in problem.of_group(group)]
-    packed = pack_exactly(fabrics[0], demands, seed=seed, deadline=deadline)
-    carriers = tuple(tree.over(local) for tree in packed.carriers)
-    if problem.is_mirrored:
-        carriers = merge(centred(mirrored(tree)) for tree in carriers)
-    elif view.collective.kind is Kind.ALLREDUCE:
-        ins = pack_exactly(fabrics[1].reversed(), demands, seed=seed, deadline=deadline)
-        carriers = merge(centred(pair) for pair in pair_up(carriers, ins.carriers))
+    split = SplitCapacities(sum(demands.values(), Fraction(0)), demands, *fabrics)
+    in_pairs = view.collective.kind is Kind.ALLREDUCE
+    packed = pack_split(local, split, in_pairs=in_pairs, seed=seed, deadline=deadline)
     whole, vertices = LinkGraph(problem.topology), np.array(view.vertices, dtype=np.int64)
     there = whole.turned_round if view.is_reversed else whole
-    return Packing(tuple(carrier.over(there, vertices) for carrier in carriers), packed.settings)
+    return Packing(tuple(carrier.over(there, vertices) for carrier in packed.carriers), packed.settings)
 
 
 def _share(view: GroupView, capacity: Sequence[Fraction]) -> Topology:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 
+from arborcast.synth.bounds.capacity_lp import SplitCapacities
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import CollectiveError, InputError, TimedOutError, TopologyError
 from arborcast.synth.kernels.arborescence import LogicalGraph
+from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.packing.packer import Packer
-from arborcast.synth.packing.warm_start import PartialTree, rebound, take_first
-from arborcast.synth.packing.weighted_tree import Packing
+from arborcast.synth.packing.warm_start import NOTHING_KNOWN, StartingTrees, rebound, take_first
+from arborcast.synth.packing.weighted_tree import Packing, WeightedTree, centred, merge, mirrored, pair_up
 from arborcast.synth.topology import Topology, gcd_of_fractions
 
 log = logging.getLogger(__name__)
@@ -34,7 +37,7 @@ def pack_exactly(
     hop_weight: float = 0.1,
     attempts: int | None = None,
     deadline: Deadline = NO_DEADLINE,
-    known: Sequence[PartialTree] = (),
+    known: Sequence[WeightedTree] = (),
 ) -> Packing:
     """Out-trees that span all ranks, each root's weighing together exactly its demand.
 
@@ -87,6 +90,38 @@ def pack_exactly(
             )
             break
     return min(found, key=_cost)
+
+
+def pack_split(
+    graph: LinkGraph,
+    split: SplitCapacities,
+    *,
+    in_pairs: bool,
+    seed: int = 0,
+    deadline: Deadline = NO_DEADLINE,
+    known: StartingTrees = NOTHING_KNOWN,
+) -> Packing:
+    """The out-trees of a split of links, or the pairs of an allreduce, each from its centre.
+
+    Args:
+        graph: the links over which the carriers are.
+        split: what out-trees may use of them, and in-trees where those are not the out-trees turned round.
+        in_pairs: whether each tree also gathers, or meets one that does.
+        seed: see `pack_exactly`, also for what is raised.
+        deadline: see there.
+        known: trees to take first.
+    """
+    outs = pack_exactly(split.out, split.roots, seed=seed, deadline=deadline, known=known.out)
+    trees = tuple(tree.over(graph) for tree in outs.carriers)
+    if not in_pairs:
+        return replace(outs, carriers=trees)
+    if split.into is None:
+        pairs = tuple(map(mirrored, trees))
+    else:
+        back = split.into.reversed()
+        ins = pack_exactly(back, split.roots, seed=seed, deadline=deadline, known=known.into)
+        pairs = pair_up(trees, ins.carriers)
+    return replace(outs, carriers=merge(map(centred, pairs)))
 
 
 def _settings(seed: int, hop_weight: float, attempts: int) -> Iterator[tuple[int, float]]:

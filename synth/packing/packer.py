@@ -20,7 +20,7 @@ from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.max_flow import checked_int64
 from arborcast.synth.packing.capacity_repair import fitting_tree
-from arborcast.synth.packing.tight_cuts import Taken, TightCuts
+from arborcast.synth.packing.tight_cuts import TightCuts
 from arborcast.synth.packing.weighted_tree import Packing, WeightedTree, merge
 from arborcast.synth.progress import report
 from arborcast.synth.schedule import Settings
@@ -73,18 +73,18 @@ class Packer:
         self.pressure = np.zeros(len(rates), dtype=np.int64)  # doublings of the price of overused links
         self.waiting = [rank for rank in range(topology.ranks) if self.demand[rank] > 0]
         self.total = int(self.demand.sum())
-        self.taken: list[Taken] = []
+        self.taken: list[WeightedTree] = []  # in units
         self.first_parts: list[Fraction] = []  # the part carried by whole proposals, then by all
         self.overuses = self.idle = 0  # tries in a row that failed for overused links, and for any reason
 
-    def take(self, tree: Taken, times: int) -> None:
+    def take(self, tree: WeightedTree, times: int) -> None:
         """Take a tree out for good."""
         self.remaining -= times * tree.uses
         self.demand[tree.root] -= times
         self.waiting.remove(tree.root)
         if self.demand[tree.root]:
             self.waiting.append(tree.root)
-        self.taken.append(replace(tree, times=times))
+        self.taken.append(replace(tree, weight=Fraction(times)))
 
     def run(self) -> Packing:
         """Take trees out until every demand is met."""
@@ -100,10 +100,10 @@ class Packer:
                 raise RuntimeError(f"packing of {self.graph.topology.name}: no tree in {self.idle} tries")
         return self._packing()
 
-    def _propose(self, batch: int) -> list[Taken]:
+    def _propose(self, batch: int) -> list[WeightedTree]:
         """Up to `batch` trees for the roots in turn, as if no other cut than the pooled ones would bind."""
         remaining, demand, waiting = self.remaining.copy(), self.demand.copy(), list(self.waiting)
-        proposed: list[Taken] = []
+        proposed: list[WeightedTree] = []
         while waiting and len(proposed) < batch:
             self.deadline.check(f"the search for exact trees, after {len(self.taken)} of them,")
             root = waiting.pop(0)
@@ -114,16 +114,15 @@ class Packer:
                 if not proposed:
                     self._relent(overused)
                 break
-            uses = routes.uses()
-            times = min(int(demand[root]), int((remaining[uses > 0] // uses[uses > 0]).min()))
-            remaining -= times * uses
-            demand[root] -= times
+            tree = as_often_as_fits(WeightedTree(root, Fraction(int(demand[root])), routes), remaining)
+            remaining -= int(tree.weight) * tree.uses
+            demand[root] -= int(tree.weight)
             if demand[root]:
                 waiting.append(root)
-            proposed.append(Taken(root, times, routes, uses))
+            proposed.append(tree)
         return proposed
 
-    def _commit(self, proposed: list[Taken]) -> int:
+    def _commit(self, proposed: list[WeightedTree]) -> int:
         """Take out as many of the trees as every cut allows; how many that are."""
         if not proposed:
             return 0
@@ -165,13 +164,13 @@ class Packer:
             self.demand *= 2
             self.total *= 2
             self.unit /= 2
-            self.taken = [replace(tree, times=2 * tree.times) for tree in self.taken]
+            self.taken = [replace(tree, weight=2 * tree.weight) for tree in self.taken]
             self.pressure[:] = 0
             self.overuses = 0
 
     def _packing(self) -> Packing:
         """The trees in the order of their roots; those that came up twice are one."""
-        trees = merge([WeightedTree(tree.root, tree.times * self.unit, tree.routes) for tree in self.taken])
+        trees = merge([replace(tree, weight=tree.weight * self.unit) for tree in self.taken])
         warm: Settings = ()
         if self.first_parts:
             kept, both = map(float, self.first_parts)
@@ -186,3 +185,10 @@ class Packer:
                 *warm,
             ),
         )
+
+
+def as_often_as_fits(tree: WeightedTree, remaining: Ints) -> WeightedTree:
+    """The tree with a smaller whole weight where links have less left than it would use."""
+    used = tree.uses > 0
+    most = int((remaining[used] // tree.uses[used]).min())
+    return tree if tree.weight <= most else replace(tree, weight=Fraction(most))

@@ -8,15 +8,15 @@ much must be given back, and goes into the pool of tight cuts, which the next tr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
 from arborcast.synth.errors import InfeasibleError
-from arborcast.synth.kernels.arborescence import LogicalGraph, Routes
+from arborcast.synth.kernels.arborescence import LogicalGraph
 from arborcast.synth.kernels.compiled import Flags, Ints, kernel
 from arborcast.synth.kernels.max_flow import dinic, members, reachable, residual_graph
+from arborcast.synth.packing.weighted_tree import WeightedTree
 from arborcast.synth.topology import Vertex
 
 
@@ -37,16 +37,6 @@ class OverloadedCutError(InfeasibleError):
         self.side = side
         self.capacity = capacity
         self.demand = demand
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A tree and how many units of weight it carries."""
-
-    root: int
-    times: int
-    routes: Routes
-    uses: Ints
 
 
 class TightCuts:
@@ -84,7 +74,7 @@ class TightCuts:
                 int(demand[side[: len(demand)]].sum()) * unit,
             )
 
-    def trim(self, remaining: Ints, demand: Ints, trees: Sequence[Taken]) -> list[int]:
+    def trim(self, remaining: Ints, demand: Ints, trees: Sequence[WeightedTree]) -> list[int]:
         """How often each of some trees, in this order, can be taken out without breaking the invariant.
 
         The first tree that must be taken less often than asked for ends the list (dropped when it is not
@@ -93,7 +83,8 @@ class TightCuts:
         Args:
             remaining: capacity of each link before any of these trees is taken out.
             demand: demand of each rank before.
-            trees: to be taken out so many times; together they fit `remaining` and `demand`.
+            trees: of whole weights, how often each is to be taken out; together they fit `remaining` and
+                `demand`.
         """
         allowed, kept, broken, side = self._feasible(remaining, demand, trees, ends=True)
         if broken >= 0:
@@ -104,7 +95,7 @@ class TightCuts:
             self._sinks[0] = last
         return allowed[:kept]
 
-    def allow(self, remaining: Ints, demand: Ints, trees: Sequence[Taken]) -> list[int]:
+    def allow(self, remaining: Ints, demand: Ints, trees: Sequence[WeightedTree]) -> list[int]:
         """How often each of many trees can be taken out; unlike in `trim`, one that is limited ends nothing.
 
         Each cut that breaks is met by those of the trees, from the first on, that overdraw what it has left,
@@ -115,12 +106,12 @@ class TightCuts:
         return allowed
 
     def _feasible(
-        self, remaining: Ints, demand: Ints, trees: Sequence[Taken], *, ends: bool
+        self, remaining: Ints, demand: Ints, trees: Sequence[WeightedTree], *, ends: bool
     ) -> tuple[list[int], int, int, Flags]:
         side = np.zeros(len(self._network[0]) - 1, dtype=np.bool_)
         uses = np.array([tree.uses for tree in trees], dtype=np.int64).reshape(len(trees), len(remaining))
         roots = np.array([tree.root for tree in trees], dtype=np.int64)
-        times = np.array([tree.times for tree in trees], dtype=np.int64)
+        times = np.array([int(tree.weight) for tree in trees], dtype=np.int64)
         kept, broken = _keep_feasible(
             *self._network, self._tails, self._heads, remaining, demand, uses, roots, times,
             self._sinks, side, self.crossings, ends,

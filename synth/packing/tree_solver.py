@@ -21,22 +21,14 @@ from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
 from arborcast.synth.kernels.link_graph import LinkGraph
-from arborcast.synth.packing.exact import pack_exactly
+from arborcast.synth.packing.exact import pack_split
 from arborcast.synth.packing.fewest import fewest
 from arborcast.synth.packing.mwu import DEFAULT_EPSILON, weigh
 from arborcast.synth.packing.relays import relays_as_switches
 from arborcast.synth.packing.splits import best_splits
 from arborcast.synth.packing.to_schedule import lift
 from arborcast.synth.packing.warm_start import NOTHING_KNOWN, StartingTrees
-from arborcast.synth.packing.weighted_tree import (
-    Packing,
-    WeightedTree,
-    centred,
-    merge,
-    mirrored,
-    pair_up,
-    rerooted,
-)
+from arborcast.synth.packing.weighted_tree import Packing, WeightedTree, pair_up, rerooted
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.schedule import Method, Schedule
 from arborcast.synth.solve_options import DEFAULTS, SolveOptions
@@ -243,27 +235,21 @@ def _check(topology: Topology, collective: Collective, options: SolveOptions) ->
 
 def _packings(task: _Task, splits: Sequence[SplitCapacities], known: StartingTrees) -> Iterator[Packing]:
     """Trees that use all of each split, for an allreduce pairs; as many as the deadline leaves time for."""
-    graph, seed = LinkGraph(task.graph), task.options.seed
+    graph, in_pairs = LinkGraph(task.graph), task.roots is None
     for number, split in enumerate(splits):
         try:
-            outs = pack_exactly(split.out, split.roots, seed=seed, deadline=task.patience, known=known.out)
-            trees = tuple(tree.over(graph) for tree in outs.carriers)
-            if task.roots is not None:
-                yield replace(outs, carriers=trees)
-                continue
-            if split.into is None:
-                pairs = tuple(map(mirrored, trees))
-            else:
-                back = split.into.reversed()
-                ins = pack_exactly(back, split.roots, seed=seed, deadline=task.patience, known=known.into)
-                pairs = pair_up(trees, ins.carriers)
+            packing = pack_split(
+                graph, split, in_pairs=in_pairs, seed=task.options.seed, deadline=task.patience, known=known
+            )
         except TimedOutError:
             if number == 0:
                 raise
             continue
-        are_equal = len(split.roots) == task.graph.ranks and len(set(split.roots.values())) == 1
-        settings = (*outs.settings, ("roots", "equal" if are_equal else "free"))
-        yield Packing(merge(map(centred, pairs)), settings)
+        if in_pairs:
+            are_equal = len(split.roots) == task.graph.ranks and len(set(split.roots.values())) == 1
+            roots = ("roots", "equal" if are_equal else "free")
+            packing = replace(packing, settings=(*packing.settings, roots))
+        yield packing
 
 
 def _latency(packing: Packing) -> int:

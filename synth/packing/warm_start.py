@@ -1,8 +1,8 @@
 """Trees that are known before a packing: taken out first, as far as cuts allow, and grown where edges lack.
 
-After a fault most trees of the old packing still stand, and the others lack a few edges. A `PartialTree` is
-such a tree; a demand is shared out among them, one that may start anywhere gets the cheapest root, and what
-is missing is joined at the least cost.
+After a fault most trees of the old packing still stand, and the others lack a few edges: these are *partial*.
+A demand is shared out among them by their weights, one that may start anywhere gets the cheapest root, and
+what is missing is joined at the least cost.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import numpy as np
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph, Routes, arborescence_destroying
 from arborcast.synth.kernels.compiled import Flags, Ints, kernel
-from arborcast.synth.packing.packer import Packer
-from arborcast.synth.packing.tight_cuts import Taken
-from arborcast.synth.packing.weighted_tree import rerooted
+from arborcast.synth.packing.packer import Packer, as_often_as_fits
+from arborcast.synth.packing.weighted_tree import WeightedTree, rerooted
 
 GROWING_BATCH = 32
 """Partial trees that are grown before the cuts are asked."""
@@ -28,7 +27,7 @@ ROUNDS = 3
 """Times that a proposal of any root is tried, each time with what the cuts have said before."""
 
 
-def take_first(packer: Packer, partials: Sequence[PartialTree]) -> None:
+def take_first(packer: Packer, partials: Sequence[WeightedTree]) -> None:
     """Take out as much of the trees as every cut allows; notes the parts in `packer.first_parts`."""
     waiting = [
         (largest_part(partial) if partial.free and not partial.is_whole else partial, units)
@@ -55,10 +54,12 @@ def take_first(packer: Packer, partials: Sequence[PartialTree]) -> None:
         packer.first_parts.append(Fraction(packer.total - int(packer.demand.sum()), packer.total))
 
 
-def _take_batch(packer: Packer, entries: Sequence[tuple[PartialTree, int]]) -> list[tuple[PartialTree, int]]:
+def _take_batch(
+    packer: Packer, entries: Sequence[tuple[WeightedTree, int]]
+) -> list[tuple[WeightedTree, int]]:
     """Take out as much of the partials as fits; returns what of them is left to do."""
     remaining, demand = packer.remaining.copy(), packer.demand.copy()
-    proposed: list[Taken] = []
+    proposed: list[WeightedTree] = []
     source: list[int] = []
     left = [units for _, units in entries]
     for place, (partial, _) in enumerate(entries):
@@ -68,21 +69,24 @@ def _take_batch(packer: Packer, entries: Sequence[tuple[PartialTree, int]]) -> l
             found = _placed(packer, partial, left[place], remaining, demand)
             if found is None:
                 break
-            remaining -= found.times * found.uses
-            demand[found.root] -= found.times
-            left[place] -= found.times
+            times = int(found.weight)
+            remaining -= times * found.uses
+            demand[found.root] -= times
+            left[place] -= times
             proposed.append(found)
             source.append(place)
     if proposed:
         allowed = packer.cuts.allow(packer.remaining, packer.demand, proposed)
         for tree, times, place in zip(proposed, allowed, source, strict=True):
-            left[place] += tree.times - times
+            left[place] += int(tree.weight) - times
             if times:
                 packer.take(tree, times)
     return [(partial, units) for (partial, _), units in zip(entries, left, strict=True) if units]
 
 
-def _placed(packer: Packer, partial: PartialTree, units: int, remaining: Ints, demand: Ints) -> Taken | None:
+def _placed(
+    packer: Packer, partial: WeightedTree, units: int, remaining: Ints, demand: Ints
+) -> WeightedTree | None:
     """The partial as a tree that fits what is left, as often as it does; None where it does not."""
     lengths = packer.lengths(remaining) if partial.free or not partial.is_whole else remaining
     if partial.free:
@@ -90,45 +94,22 @@ def _placed(packer: Packer, partial: PartialTree, units: int, remaining: Ints, d
         if root < 0:
             return None
         partial = started_at(partial, root)
-        if (partial.routes.links < 0).any():
+        if (partial.out.links < 0).any():
             return None  # a way that only leads in one direction
-    routes = partial.routes
+    routes = partial.out
     if not partial.is_whole:
         parent_cost = packer.hop_price * packer.graph.hops(partial.root, remaining > 0)
         whole = grown(partial, lengths, parent_cost)
         if whole is None:
             return None
         routes = whole
-    uses = routes.uses()
-    used = uses > 0
-    times = min(units, int(demand[partial.root]), int((remaining[used] // uses[used]).min()))
-    return Taken(partial.root, times, routes, uses) if times > 0 else None
+    wanted = Fraction(min(units, int(demand[partial.root])))
+    found = as_often_as_fits(WeightedTree(partial.root, wanted, routes), remaining)
+    return found if found.weight > 0 else None
 
 
 _DEAR = 1 << 44
 """More than any usable link costs; a way of such links still fits int64."""
-
-
-@dataclass(frozen=True, eq=False)
-class PartialTree:
-    """A tree, or what faults left of one: besides the root, ranks whose edge is gone have parent -1.
-
-    Attributes:
-        root: where it starts.
-        weight: in proportion to what it should carry.
-        routes: the parent of each rank and the links of each edge.
-        free: whether it may start at any rank as well: its edges exist in both directions.
-    """
-
-    root: int
-    weight: Fraction
-    routes: Routes
-    free: bool = False
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it spans all ranks."""
-        return int((self.routes.parents < 0).sum()) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,22 +121,22 @@ class StartingTrees:
         into: for the in-trees of an allreduce, where those are packed by themselves.
     """
 
-    out: tuple[PartialTree, ...] = ()
-    into: tuple[PartialTree, ...] = ()
+    out: tuple[WeightedTree, ...] = ()
+    into: tuple[WeightedTree, ...] = ()
 
 
 NOTHING_KNOWN = StartingTrees()
 """To pack from nothing."""
 
 
-def rebound(partial: PartialTree, graph: LogicalGraph) -> PartialTree:
+def rebound(partial: WeightedTree, graph: LogicalGraph) -> WeightedTree:
     """The partial over another graph of the same vertices; edges over links that it lacks are lost."""
-    routes = partial.routes.over(graph)
+    routes = partial.out.over(graph)
     kept = without_lost_edges(routes.parents, routes.starts, routes.links)
-    return replace(partial, routes=Routes(graph, *kept))
+    return replace(partial, out=Routes(graph, *kept))
 
 
-def shares_of(partials: Sequence[PartialTree], demand: Ints) -> list[int]:
+def shares_of(partials: Sequence[WeightedTree], demand: Ints) -> list[int]:
     """How many units each partial should carry: each root's demand in proportion to the weights.
 
     Stumps that are free share the demand of all roots. Largest remainders come first, so that a demand with
@@ -177,23 +158,23 @@ def shares_of(partials: Sequence[PartialTree], demand: Ints) -> list[int]:
     return units
 
 
-def largest_part(partial: PartialTree) -> PartialTree:
+def largest_part(partial: WeightedTree) -> WeightedTree:
     """A free partial started in its largest connected part, whose top becomes the root."""
-    tops = tops_of(partial.routes.parents)
+    tops = tops_of(partial.out.parents)
     top = int(np.argmax(np.bincount(tops, minlength=len(tops))))
     return replace(partial, root=top)
 
 
-def started_at(partial: PartialTree, root: int) -> PartialTree:
+def started_at(partial: WeightedTree, root: int) -> WeightedTree:
     """A free partial with another rank of its root's part as the root."""
     if root == partial.root:
         return partial
-    return replace(partial, root=root, routes=rerooted(partial.routes, root))
+    return replace(partial, root=root, out=rerooted(partial.out, root))
 
 
-def cheapest_root(partial: PartialTree, lengths: Ints, wanted: Flags) -> int:
+def cheapest_root(partial: WeightedTree, lengths: Ints, wanted: Flags) -> int:
     """The rank among those wanted from which the partial's part of the root is cheapest; -1 for none."""
-    routes = partial.routes
+    routes = partial.out
     # A link that must not be used is dear, not infinite: it may be the one that another root turns round.
     priced = np.minimum(lengths, _DEAR)
     reverse = routes.graph.reverse
@@ -202,7 +183,7 @@ def cheapest_root(partial: PartialTree, lengths: Ints, wanted: Flags) -> int:
     return int(usable[np.argmin(costs[usable])]) if usable.size else -1
 
 
-def grown(partial: PartialTree, lengths: Ints, parent_cost: Ints) -> Routes | None:
+def grown(partial: WeightedTree, lengths: Ints, parent_cost: Ints) -> Routes | None:
     """The partial with the ranks that its root does not reach joined to it at the least cost.
 
     Args:
@@ -213,7 +194,7 @@ def grown(partial: PartialTree, lengths: Ints, parent_cost: Ints) -> Routes | No
     Returns:
         None where the links do not reach them.
     """
-    routes = partial.routes
+    routes = partial.out
     graph = routes.graph
     assert isinstance(graph, LogicalGraph), "proposals are over the graph that is packed"
     inside = tops_of(routes.parents) == partial.root

@@ -36,12 +36,15 @@ class WeightedTree:
         weight: the GB/s of the buffer that it carries.
         out: the parent of each rank and the links of each edge.
         into: for an allreduce the tree along which is gathered, as an out-tree over the links turned round.
+        free: of what is proposed to a packing, whether it may start at any rank as well: its edges exist in
+            both directions. Besides the root, ranks whose edge a fault took then have parent -1.
     """
 
     root: int
     weight: Fraction
     out: Routes
     into: Routes | None = None
+    free: bool = False
 
     @classmethod
     def of(cls, graph: LinkGraph, tree: Tree) -> WeightedTree:
@@ -88,6 +91,11 @@ class WeightedTree:
     def height(self) -> int:
         """Steps from the first rank that sends to the last one that receives."""
         return self.out.height + (0 if self.into is None else self.into.height)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it spans all ranks; what faults leave of a tree does not."""
+        return int((self.out.parents < 0).sum()) == 1
 
     @property
     def is_mirrored(self) -> bool:
@@ -257,19 +265,16 @@ def _side_by_side(outs: Iterable[WeightedTree], ins: Iterable[WeightedTree]) -> 
 @kernel
 def _centre(parents: Ints, root: int) -> int:
     """The root where it is a middle of a longest path, else the lowest middle."""
-    size = parents.shape[0]
     depth, _ = levels(parents)
-    first = 0
-    for vertex in range(size):
-        if depth[vertex] > depth[first]:
-            first = vertex
-    # Walking away from one end of a longest path ends at the other.
-    before, last = _walk(parents, first)
-    length, here = 0, last
-    while here != first:
-        length += 1
-        here = before[here]
-    here = last
+    first = int(np.argmax(depth))
+    # Turned round to start at one end of a longest path, the tree ends at the other.
+    before, child, here = parents.copy(), -1, first
+    while here >= 0:
+        before[here] = child
+        child, here = here, parents[here]
+    depth, _ = levels(before)
+    here = int(np.argmax(depth))
+    length = depth[here]
     for _ in range(length // 2):
         here = before[here]
     other = here if length % 2 == 0 else before[here]
@@ -277,41 +282,6 @@ def _centre(parents: Ints, root: int) -> int:
         return root
     lowest: int = min(here, other)
     return lowest
-
-
-@kernel
-def _walk(parents: Ints, first: int) -> tuple[Ints, int]:
-    """Breadth first over the edges both ways: from where each rank was reached, and which was the last."""
-    size = parents.shape[0]
-    start = np.zeros(size + 2, dtype=np.int64)
-    for child in range(size):
-        if parents[child] >= 0:
-            start[child + 2] += 1
-            start[parents[child] + 2] += 1
-    for vertex in range(size):
-        start[vertex + 2] += start[vertex + 1]
-    around = np.empty(max(1, start[size + 1]), np.int64)
-    for child in range(size):
-        if parents[child] >= 0:
-            around[start[child + 1]] = parents[child]
-            start[child + 1] += 1
-            around[start[parents[child] + 1]] = child
-            start[parents[child] + 1] += 1
-    before, queue = np.full(size, -1), np.empty(size, np.int64)
-    queue[0] = first
-    before[first] = first
-    found = 1
-    for place in range(size):
-        if place == found:
-            break
-        here = queue[place]
-        for position in range(start[here], start[here + 1]):
-            there = around[position]
-            if before[there] < 0:
-                before[there] = here
-                queue[found] = there
-                found += 1
-    return before, queue[found - 1]
 
 
 @kernel

@@ -13,13 +13,14 @@ link from the switch to itself, of the bandwidth of its adder.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
 from functools import cached_property
 from operator import mul
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.simulation.critical_paths import least_ticks
 from arborcast.synth.simulation.events import EventArrays, Lanes, Streams, play
 from arborcast.synth.simulation.service import EARLIEST, Service
+from arborcast.synth.simulation.timing import Occupation
 from arborcast.synth.topology import Hop, Topology, Vertex
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ FINEST_TICKS_PER_US = 10**9
 
 
 _ANY_NUMBER = 1 << 40
+
+Told: TypeAlias = Callable[[int, int, Hop], tuple[Hop, Sequence[int]]]
+"""Of a hop, by its index, chunk and link: the link that speaks for it, and the chunks it serves as one."""
 
 
 class Grain(IntEnum):
@@ -183,6 +188,36 @@ class Hops:
         for chunk, switch in self.inside:
             yield chunk, (switch, switch)
 
+    def occupations(
+        self, schedule: AnySchedule, outcome: FrameTimes, told: Told | None = None
+    ) -> dict[Hop, tuple[Occupation, ...]]:
+        """What passes each link and when, in order of time; links that nothing passes are left out.
+
+        Args:
+            schedule: whose hops these are.
+            outcome: of their run.
+            told: see `Told`; None where each hop has its own link for its own chunk.
+        """
+        found: dict[Hop, list[Occupation]] = defaultdict(list)
+        clock, frames = outcome.ticks_per_us, outcome.frames
+        durations, columns = outcome.duration.tolist(), outcome.start.T.tolist()
+        for index, (chunk, hop) in enumerate(self.passages(schedule)):
+            if not durations[index]:  # copies pass a switch at once
+                continue
+            link, chunks = (hop, [chunk]) if told is None else told(index, chunk, hop)
+            each = durations[index] // len(chunks)
+            found[link] += [
+                Occupation(
+                    (start + each * place) / clock, (start + each * (place + 1)) / clock, one, frame // frames
+                )
+                for frame, start in enumerate(columns[index])
+                for place, one in enumerate(chunks)
+            ]
+        return {
+            link: tuple(sorted(passing, key=lambda occupation: occupation.start_us))
+            for link, passing in found.items()
+        }
+
     def play(
         self, size_bytes: int, pieces: int, service: Service = EARLIEST, *, frames: int = 1
     ) -> FrameTimes:
@@ -305,12 +340,8 @@ def occupied(topology: Topology) -> dict[Hop, Fraction]:
 
 def _links_of(schedule: AnySchedule) -> tuple[Ints, Ints]:
     """The first hop of each transfer (and the number of hops), and the link of each hop."""
-    topology, (starts, path) = schedule.topology, schedule.columns.paths
-    # A hop leads from each vertex of a way to the next one: from all but the last.
-    tails = np.delete(np.arange(len(path)), starts[1:] - 1)
-    return starts - np.arange(len(starts)), np.searchsorted(
-        _keys(topology), path[tails] * topology.size + path[tails + 1]
-    ).astype(np.int64)
+    firsts, hops = schedule.columns.hops_in(schedule.topology.size)
+    return firsts, np.searchsorted(_keys(schedule.topology), hops).astype(np.int64)
 
 
 def _keys(topology: Topology) -> Ints:

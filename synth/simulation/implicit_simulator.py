@@ -13,14 +13,14 @@ then never below what the fullest link needs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.simulation.hops import FrameTimes, Hops, occupied
-from arborcast.synth.simulation.timing import Occupation
+from arborcast.synth.simulation.hops import Hops, Told, occupied
 from arborcast.synth.topology import Hop
 
 if TYPE_CHECKING:
@@ -41,10 +41,8 @@ def lay_out_orbits(schedule: ImplicitSchedule) -> Hops:
     )
 
 
-def orbit_timeline(
-    schedule: ImplicitSchedule, outcome: FrameTimes, hops: Hops
-) -> dict[Hop, tuple[Occupation, ...]]:
-    """What passes the first link of each orbit, or the first adder, and when, in order of time.
+def told_by_orbits(schedule: ImplicitSchedule, hops: Hops) -> tuple[list[Hop], Told]:
+    """The first link of each orbit, or the first adder, and what `Hops.occupations` is told of it.
 
     Chunks are numbered as `ImplicitSchedule.expand` does; those that are served as one come one after the
     other, in the order of their numbers.
@@ -53,49 +51,12 @@ def orbit_timeline(
     ends = [(link.src, link.dst) for link in topology.links]
     ends += [(switch, switch) for switch in range(topology.ranks, topology.holders) for _ in range(2)]
     firsts = [ends[first] for first in np.unique(_orbits(schedule), return_index=True)[1].tolist()]
-    found: dict[Hop, list[Occupation]] = {hop: [] for hop in firsts if hop in occupied(topology)}
-    clock = outcome.ticks_per_us
-    for index, (chunk, hop) in enumerate(hops.passages(schedule)):
-        if not outcome.duration[index]:
-            continue
+
+    def told(index: int, chunk: int, hop: Hop) -> tuple[Hop, Sequence[int]]:
         first = firsts[hops.layout.link[index]]
-        numbers = chunk * schedule.translations.order + _elements(schedule, hop, first)
-        each = int(outcome.duration[index]) // len(numbers)
-        found[first] += [
-            Occupation(
-                (start + each * place) / clock,
-                (start + each * (place + 1)) / clock,
-                number,
-                frame // outcome.frames,
-            )
-            for frame, start in enumerate(outcome.start[:, index].tolist())
-            for place, number in enumerate(numbers.tolist())
-        ]
-    return {
-        hop: tuple(sorted(passing, key=lambda occupation: occupation.start_us))
-        for hop, passing in found.items()
-    }
+        return first, (chunk * schedule.translations.order + _elements(schedule, hop, first)).tolist()
 
-
-def own_timeline(
-    schedule: ImplicitSchedule, outcome: FrameTimes, hops: Hops
-) -> dict[Hop, tuple[Occupation, ...]]:
-    """When the representatives pass their own links, in order of time; chunks have the numbers of the list.
-
-    What passes the first link of an orbit is an image of what its representative sends on a link of its own
-    at the same time.
-    """
-    found: dict[Hop, list[Occupation]] = {}
-    clock = outcome.ticks_per_us
-    for index, (chunk, hop) in enumerate(hops.passages(schedule)):
-        if not outcome.duration[index]:
-            continue
-        duration = int(outcome.duration[index])
-        found.setdefault(hop, []).extend(
-            Occupation(start / clock, (start + duration) / clock, chunk, frame // outcome.frames)
-            for frame, start in enumerate(outcome.start[:, index].tolist())
-        )
-    return {hop: tuple(sorted(bars, key=lambda bar: bar.start_us)) for hop, bars in found.items()}
+    return [hop for hop in firsts if hop in occupied(topology)], told
 
 
 def _orbits(schedule: ImplicitSchedule) -> Ints:

@@ -272,26 +272,18 @@ def timeline(
     hops = lay_out(schedule)
     frames = frames_per_piece(hops, size_bytes, pieces, frame_bytes)
     outcome = hops.play(size_bytes, pieces, asked, frames=frames)
-    if not isinstance(schedule, Schedule):
-        from arborcast.synth.simulation.implicit_simulator import orbit_timeline, own_timeline
+    if isinstance(schedule, Schedule):
+        from arborcast.synth.simulation.hops import occupied
 
-        return (own_timeline if own_links else orbit_timeline)(schedule, outcome, hops)
-    from arborcast.synth.simulation.hops import occupied
+        links, told = list(occupied(schedule.topology)), None
+    elif own_links:
+        return hops.occupations(schedule, outcome)
+    else:
+        from arborcast.synth.simulation.implicit_simulator import told_by_orbits
 
-    clock = outcome.ticks_per_us
-    found: dict[Hop, list[Occupation]] = {hop: [] for hop in occupied(schedule.topology)}
-    for (chunk, hop), starts, duration in zip(
-        hops.passages(schedule), outcome.start.T.tolist(), outcome.duration.tolist(), strict=True
-    ):
-        if duration:  # copies pass a switch at once
-            found[hop] += [
-                Occupation(start / clock, (start + duration) / clock, chunk, frame // frames)
-                for frame, start in enumerate(starts)
-            ]
-    return {
-        pair: tuple(sorted(passing, key=lambda occupation: occupation.start_us))
-        for pair, passing in found.items()
-    }
+        links, told = told_by_orbits(schedule, hops)
+    found = hops.occupations(schedule, outcome, told)
+    return {link: found.get(link, ()) for link in links}
 
 
 def lay_out(schedule: AnySchedule) -> Hops:

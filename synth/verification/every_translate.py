@@ -138,10 +138,8 @@ def _moves(
     columns: Transfers, chunks: Sequence[Chunk], in_block: Flags, topology: Topology, scale: int
 ) -> Moves:
     moves = columns.taken(np.lexsort((columns.step, columns.chunk)))
-    starts, path = moves.paths
+    firsts, hops = moves.hops_in(topology.size)
     known = topology.size * _ends(topology)[0] + _ends(topology)[1]
-    tails = np.delete(np.arange(len(path)), starts[1:] - 1)  # a hop leads on from all but the last of a path
-    hops = topology.size * path[tails] + path[tails + 1]
     return Moves(
         _ints([chunk.owner for chunk in chunks]),
         _ints([-1 if chunk.target is None else chunk.target for chunk in chunks]),
@@ -152,7 +150,7 @@ def _moves(
         moves.dst,
         moves.step,
         moves.reduce,
-        starts - np.arange(len(starts)),
+        firsts,
         np.searchsorted(known, hops),
     )
 

@@ -106,7 +106,7 @@ def equals_brute_force(seed: int) -> int:
     return compared
 
 
-@pytest.mark.parametrize("first", range(0, 12, 4))
+@pytest.mark.parametrize("first", [0, 4])
 def test_all_trees_by_brute_force(first):
     assert sum(map(equals_brute_force, range(first, first + 4))) >= 8
 
@@ -163,7 +163,7 @@ def test_data_that_another_switch_hands_on_do_not_loop_back(other, distance):
     assert dual_of(fabric, broadcast, lengths).distance == distance
 
 
-@pytest.mark.parametrize("first", range(0, 30, 10))
+@pytest.mark.parametrize("first", [0, 10])
 def test_partitions_and_cuts_hold_whatever_switches_do(first):
     """Every division of a drawn fabric into two or three sets with a rank each."""
     divided = 0
@@ -306,17 +306,3 @@ def test_alike_or_not_ranks_are_as_far_apart(kind, abilities):
         nearly = [1 + Fraction(Random(f"{seed} {link}").randrange(100), 10**6) for link in range(14)]
         distance = dual_of(fabric, collective, tuple(nearly)).distance
         assert alike <= distance <= alike * (1 + Fraction(1, 10**4))
-
-
-@pytest.mark.parametrize(
-    ("adders", "message"),
-    [
-        ((1,), r"one price per limited adder \(2\), got 1"),
-        ((1, -1), "price of the adder of b must not be negative, got -1"),
-    ],
-)
-def test_prices_of_adders_that_do_not_fit(adders, message):
-    switches = [Switch(name, reduces=True, adder=Fraction(1)) for name in "ab"]
-    fabric = of_cables("two", 2, [(0, 2), (2, 3), (3, 1)], switches)
-    with pytest.raises(InputError, match=message):
-        dual_of(fabric, Collective.on(fabric, "reduce"), (Fraction(1),) * 6, tuple(map(Fraction, adders)))

@@ -6,14 +6,13 @@ import random
 from dataclasses import replace
 from fractions import Fraction
 
-import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth, topologies
 from arborcast.synth.bounds import bound, certified_rate
-from arborcast.synth.certificate import Bound, Cut, Dual, Partition, Scope
+from arborcast.synth.certificate import Dual, Partition, Scope
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.topology import Link, Topology
 from tests.fuzzing.limits import least_cut
@@ -87,34 +86,6 @@ def test_every_bound_is_below_every_cut_and_proved_by_its_certificate(data):
     assert (found.rate == 0) == (least_cut(topology, collective) == 0)
 
 
-@settings(max_examples=40)
-@given(drawn_topologies(max_ranks=5, switches=2, symmetric=False))
-def test_broadcast_bound_is_no_larger_than_networkx_flows(topology):
-    graph = nx.DiGraph()
-    for link in topology.links:
-        graph.add_edge(link.src, link.dst, capacity=link.bandwidth)
-    flows = min(nx.maximum_flow_value(graph, 0, rank) for rank in range(1, topology.ranks))
-    found = bound(topology, Collective.on(topology, "broadcast"))
-    assert found.rate == flows if isinstance(found.certificate, Cut) else found.rate < flows
-
-
-def star(leaves_: int, *, up: int = 1, down: int = 1) -> Topology:
-    """Ranks round one switch."""
-    links = [
-        link
-        for rank in range(leaves_)
-        for link in (Link(rank, leaves_, Fraction(up)), Link(leaves_, rank, Fraction(down)))
-    ]
-    return Topology.build("star", leaves_, links, ["hub"])
-
-
-def test_allreduce_round_a_switch():
-    # Each tree passes the switch twice per edge: n links up and n down carry 2 (n - 1) edges.
-    found = bound(star(4), Collective.on(star(4), "allreduce"))
-    assert found == Bound(Fraction(4, 6), found.certificate, Scope.EVERY_SCHEDULE)
-    assert isinstance(found.certificate, Dual)
-
-
 def test_unbalanced_switch_is_slower_than_its_cuts():
     #  0 --1--> hub --1--> 1      one unit into the switch leaves it once, and two ranks want it
     #            └---1--> 2
@@ -135,19 +106,6 @@ def test_alltoall_on_a_ring_is_limited_by_lengths():
     topology = topologies.load("ring:4")
     found = bound(topology, Collective.on(topology, "alltoall"))
     assert found.rate == Fraction(8) / (Fraction(4 * 4) / 4)
-
-
-def test_alltoall_with_nine_decimals():
-    """Offers of 1e9 units and more per link, on which HiGHS gives up where they are the costs."""
-    rates = {(0, 1): "815640921", (0, 2): "299991953", (1, 5): "707561652", (2, 0): "391047227"}
-    rates |= {(2, 4): "479387848", (3, 2): "805003186", (3, 4): "368318127", (4, 0): "433097519"}
-    rates |= {(4, 1): "401835851", (4, 3): "679708427", (5, 2): "274310158", (5, 3): "112607932"}
-    links = [Link(src, dst, Fraction(rate) / 10**9) for (src, dst), rate in rates.items()]
-    topology = Topology.build("fine", 4, links, ["left", "right"])
-    # What rank 1 sends to the other three passes one link.
-    found = bound(topology, Collective.on(topology, "alltoall"))
-    assert found.rate <= Fraction("0.707561652") * 4 / 3
-    assert found.rate == certified_rate(topology, Collective.on(topology, "alltoall"), found.certificate)
 
 
 def test_relay_that_reduces_beats_a_switch():

@@ -1,4 +1,7 @@
-"""Splits of bandwidth: feasible by networkx and Fractions, and as good as the bound says is possible."""
+"""Splits of bandwidth: feasible by networkx and Fractions, and as good as the bound says is possible.
+
+How large fabrics and unbalanced switches come to theirs without a linear program is tried on small ones.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast import topologies
-from arborcast.synth.bounds import bound
+from arborcast import synth, topologies
+from arborcast.synth.bounds import bound, dispatch
 from arborcast.synth.bounds.capacity_lp import (
     SplitCapacities,
     most_central,
+    program_of,
     split_bandwidth,
     two_way,
     two_way_symmetric,
 )
+from arborcast.synth.bounds.cuts import tightest_cut
+from arborcast.synth.bounds.switch_balance import balanced_part, sufficient_part
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError, InfeasibleError
+from arborcast.synth.faults.faulty import without
+from arborcast.synth.packing import packer, splits
 from arborcast.synth.topology import Link, Topology
 from tests.support.strategies import topologies as drawn_topologies
 
@@ -149,3 +157,97 @@ def test_other_kinds_and_relays_are_refused():
 def test_the_same_split_every_time(topology):
     collective = Collective.on(topology, "allreduce")
     assert split_bandwidth(topology, collective) == split_bandwidth(topology, collective)
+
+
+@given(drawn_topologies(max_ranks=5, switches=3, symmetric=False))
+@settings(max_examples=80)
+def test_switches_send_what_they_receive_and_no_link_carries_more(topology):
+    part = balanced_part(topology)
+    assert not part.unbalanced(range(part.ranks, part.size))
+    for link in part.links:
+        assert link.bandwidth <= topology.bandwidth[link.src, link.dst]
+    for link in topology.links:
+        if link.src < topology.ranks and link.dst < topology.ranks:
+            assert part.bandwidth[link.src, link.dst] == link.bandwidth
+
+
+@given(drawn_topologies(max_ranks=5, switches=2, symmetric=False))
+@settings(max_examples=60)
+def test_where_a_part_is_enough_the_linear_program_agrees(topology):
+    allgather = Collective.on(topology, "allgather")
+    everyone = dict.fromkeys(range(topology.ranks), 1)
+    part = sufficient_part(topology, everyone, allgather.ranks)
+    optimum = program_of(topology, allgather).solve().rate * topology.ranks
+    assert split_bandwidth(topology, allgather).rate == optimum
+    if part is not None:
+        assert tightest_cut(topology, everyone, allgather.ranks).rate * topology.ranks == optimum
+
+
+def test_a_balanced_topology_keeps_what_its_ranks_can_use():
+    fabric = topologies.load("dgx-a100:boxes=2")
+    part = balanced_part(fabric)
+    assert {(link.src, link.dst): link.bandwidth for link in part.links} == fabric.bandwidth
+
+
+def test_what_one_direction_lost_the_other_gives_up_first():
+    # Rank 0's link from the switch has lost half; the switch receives 3 GB/s and sends 5/2.
+    links = [Link(rank, 3, Fraction(1)) for rank in range(3)] + [
+        Link(3, rank, Fraction(1)) for rank in (1, 2)
+    ]
+    star = Topology.build("star", 3, [*links, Link(3, 0, Fraction(1, 2))], ["switch"])
+    part = balanced_part(star)
+    assert part.bandwidth[0, 3] == Fraction(1, 2)
+    assert sum(link.bandwidth for link in part.links if link.dst == 3) == Fraction(5, 2)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "allgather",
+        "reduce",
+        *(pytest.param(it, marks=pytest.mark.long) for it in ("reduce-scatter", "broadcast")),
+    ],
+)
+def test_a_link_that_is_slower_one_way_costs_what_its_cut_says(kind):
+    fabric = topologies.load("dgx-a100:boxes=2")
+    slow = without(
+        fabric, slower={(19, 9): Fraction(1)} if (19, 9) in fabric.bandwidth else {(18, 9): Fraction(1)}
+    ).topology
+    assert slow.unbalanced(range(slow.ranks, slow.size))
+    schedule = synth.solve(slow, kind)
+    assert schedule.is_optimal
+    assert synth.verify(schedule).errors == ()
+
+
+@given(drawn_topologies(max_ranks=6, switches=3))
+@settings(max_examples=50)
+def test_symmetric_fabrics_lose_nothing(topology: Topology) -> None:
+    optimum = split_bandwidth(topology, Collective.on(topology, "allreduce")).rate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(splits, "_FREE_ROOTS_UP_TO", 0)
+        patch.setattr(packer, "SMALL", 0)
+        found = synth.solve(topology, "allreduce")
+    assert synth.verify(found).errors == ()
+    assert found.rate == found.bound.rate == optimum
+
+
+@given(drawn_topologies(max_ranks=5, switches=2, symmetric=False))
+@settings(max_examples=40)
+def test_unequal_directions_beyond_the_program_stay_between_its_limits(topology: Topology) -> None:
+    optimum = split_bandwidth(topology, Collective.on(topology, "allreduce")).rate
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (splits, dispatch):
+            patch.setattr(module, "LARGEST_TWO_WAY", 0)
+        found = synth.solve(topology, "allreduce")
+    assert synth.verify(found).errors == ()
+    assert found.rate <= optimum <= found.bound.rate
+
+
+@given(drawn_topologies(max_ranks=6, switches=2))
+@settings(max_examples=40)
+def test_batches_that_outlive_their_cuts_pack_exactly(topology: Topology) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packer, "SMALL", 0)
+        found = synth.solve(topology, "allgather")
+    assert synth.verify(found).errors == ()
+    assert found.is_optimal

@@ -25,7 +25,7 @@ from arborcast.synth.errors import CollectiveError, InfeasibleError
 from arborcast.synth.methods import method_for
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.solve_options import SolveOptions
-from arborcast.synth.topology import Link, Topology
+from arborcast.synth.topology import Topology
 from tests.support import strategies
 
 KINDS = [kind for kind in Kind if kind is not Kind.CUSTOM]
@@ -56,18 +56,6 @@ def least_us(fabric: Topology, kind: str, size: int) -> Fraction:
 def test_a_chain_by_hand(kind: str, size: int, time_us: int) -> None:
     chain = topologies.load("mesh:1x4,bandwidth=2,latency=5")
     assert least_us(chain, kind, size) == time_us
-
-
-def test_links_of_a_cut_begin_one_after_the_other() -> None:
-    """0 reaches 2 over 1 GB/s in 1 us and over 3 GB/s by way of 1 in 5: 1 us more, or 7."""
-    links = [(0, 2, 1, 1), (0, 1, 9, 2), (1, 2, 3, 3), (2, 0, 9, 0), (1, 0, 9, 0), (2, 1, 9, 9)]
-    fabric = Topology.build("bent", 3, [Link(a, b, Fraction(rate), Fraction(us)) for a, b, rate, us in links])
-    collective = Collective.on(fabric, "broadcast")
-    limit = bound(fabric, collective)
-    assert limit.rate == 4
-    window = time_limit(fabric, collective, limit).window
-    assert min(line.at(2_000) for line in window) == 1 + 2  # in which 3 GB/s have not begun
-    assert min(line.at(16_000) for line in window) == 8  # 7 us of 1 GB/s and 3 us of 3
 
 
 def recomputed_us(fabric: Topology, collective: Collective, size: int) -> Fraction:
@@ -188,19 +176,6 @@ def test_nothing_simulates_faster(fabric: Topology, kind: Kind) -> None:
             least_us = float(time_limit(fabric, collective, limit).at(size))
             for pieces in (1, 7):
                 assert simulate(schedule, size, pieces=pieces).time_us >= least_us * (1 - 1e-9)
-
-
-def test_blocks_that_differ_by_hand() -> None:
-    """A chain 0-1-2 of 1 and 500 us: what goes between 0 and 1 alone never waits for the far rank."""
-    links = [(0, 1, 1), (1, 0, 1), (1, 2, 500), (2, 1, 500)]
-    fabric = Topology.build("far", 3, [Link(a, b, Fraction(1), Fraction(us)) for a, b, us in links])
-    near = Collective.alltoallv(fabric, [[0, 1000, 0], [1000, 0, 0], [0, 0, 0]])
-    whole = near.mean_bytes  # 667, of which 666 2/3 are 2/3 of 1000 B
-    assert time_limit(fabric, near, bound(fabric, near)).at(whole) == 1 + Fraction(whole * 3, 2000)
-    far = Collective.alltoallv(fabric, [[0, 0, 600], [0, 0, 300], [0, 0, 0]])
-    for times in (1, 5):  # what 0 sends, and what 2 gets
-        least_us = time_limit(fabric, far, bound(fabric, far)).at(300 * times)
-        assert least_us == max(501 + times * Fraction(6, 10), 500 + times * Fraction(9, 10))
 
 
 @settings(max_examples=40)

@@ -12,7 +12,6 @@ from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.arborescence import LogicalGraph, cheapest_arborescence, levels
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.warm_start import (
-    PartialTree,
     cheapest_root,
     grown,
     rebound,
@@ -44,10 +43,6 @@ def some_tree(topology, root, draw):
     return WeightedTree(root, F(1), distances.routes(cheapest_arborescence(distances.matrix, root)))
 
 
-def partial(tree):
-    return PartialTree(tree.root, tree.weight, tree.out)
-
-
 @given(st.one_of(symmetric_topologies(7), circulations(), digraphs()), st.data())
 @settings(max_examples=60)
 def test_any_proposals_leave_the_packing_exact(topology, data):
@@ -59,7 +54,7 @@ def test_any_proposals_leave_the_packing_exact(topology, data):
     proposals = []
     for root in data.draw(st.lists(st.sampled_from([r for r, w in weights.items() if w]), max_size=6)):
         try:
-            proposals.append(partial(some_tree(topology, root, data.draw)))
+            proposals.append(some_tree(topology, root, data.draw))
         except InfeasibleError:
             assume(False)
     packing, again = (pack_exactly(topology, demands, known=proposals) for _ in range(2))
@@ -72,7 +67,7 @@ def test_any_proposals_leave_the_packing_exact(topology, data):
 def test_a_packing_that_is_proposed_comes_back(topology):
     demands = equal(topology, most(topology, equal(topology, 1)))
     packing = pack_exactly(topology, demands, attempts=1)
-    again = pack_exactly(topology, demands, known=[partial(tree) for tree in packing.carriers])
+    again = pack_exactly(topology, demands, known=packing.carriers)
     assert {(tree.root, tree.edges, tree.weight) for tree in again.trees} == {
         (tree.root, tree.edges, tree.weight) for tree in packing.trees
     }
@@ -94,8 +89,8 @@ def test_stumps_of_any_root_are_grown_or_left(topology, data):
             [link for place, link in enumerate(topology.links) if place not in lost],
             topology.switches,
         )
-        left = rebound(rebound(partial(tree), LogicalGraph(fewer)), graph)
-        partials.append(PartialTree(root, F(1), left.routes, free=data.draw(st.booleans())))
+        left = rebound(rebound(tree, LogicalGraph(fewer)), graph)
+        partials.append(WeightedTree(root, F(1), left.out, free=data.draw(st.booleans())))
     packing = pack_exactly(topology, demands, known=partials)
     assert_packs(packing, topology, demands)
 
@@ -103,10 +98,10 @@ def test_stumps_of_any_root_are_grown_or_left(topology, data):
 def test_shares_are_whole_and_use_up_each_demand():
     graph = LogicalGraph(cabled("pair", 2, [(0, 1, 1)]))
     routes = WeightedTree.of(graph, Tree(0, F(1), (TreeEdge(0, 1),))).out
-    partials = [PartialTree(0, F(weight), routes) for weight in (1, 2, 4)]
+    partials = [WeightedTree(0, F(weight), routes) for weight in (1, 2, 4)]
     # 1/7, 2/7 and 4/7 of 10 units are 1.43, 2.86 and 5.71: 1, 2 and 5, and one more where most is cut off.
     assert shares_of(partials, np.array([10, 0])) == [1, 3, 6]
-    free = [PartialTree(0, F(1), routes, free=True)] * 2
+    free = [WeightedTree(0, F(1), routes, free=True)] * 2
     assert shares_of(free, np.array([3, 4])) == [4, 3]
     assert shares_of(partials[:1], np.array([0, 5])) == [0]
 
@@ -122,7 +117,7 @@ def test_the_cheapest_root_costs_least(topology, data):
     lengths = np.arange(1, len(topology.links) + 1, dtype=np.int64)
     wanted = np.ones(topology.ranks, dtype=np.bool_)
     costs = [int(lengths[rerooted(tree.out, root).links].sum()) for root in range(topology.ranks)]
-    found = cheapest_root(PartialTree(tree.root, F(1), tree.out, free=True), lengths, wanted)
+    found = cheapest_root(WeightedTree(tree.root, F(1), tree.out, free=True), lengths, wanted)
     assert costs[found] == min(costs)
 
 
@@ -132,8 +127,8 @@ def test_what_hangs_on_a_lost_edge_is_joined_at_the_least_cost():
     graph = LogicalGraph(topology)
     whole = WeightedTree.of(graph, Tree(0, F(1), (TreeEdge(0, 1), TreeEdge(1, 2), TreeEdge(2, 3))))
     fewer = Topology.build("fewer", 4, [link for link in topology.links if {link.src, link.dst} != {1, 2}])
-    left = rebound(partial(whole), LogicalGraph(fewer))
-    assert tops_of(left.routes.parents).tolist() == [0, 0, 2, 2]
+    left = rebound(whole, LogicalGraph(fewer))
+    assert tops_of(left.out.parents).tolist() == [0, 0, 2, 2]
     routes = grown(left, np.ones(6, dtype=np.int64), np.zeros(4, dtype=np.int64))
     assert routes is not None
     assert routes.tree(F(1), 0).edges == (TreeEdge(0, 1), TreeEdge(0, 3), TreeEdge(3, 2))

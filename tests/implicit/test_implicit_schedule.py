@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth, topologies
-from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError, ScheduleError, TopologyError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.schedule import Chunk, Method, Transfer
+from arborcast.synth.schedule import Chunk, Transfer
 from arborcast.synth.symmetry.translations import Translations
+from tests.support.drawn_implicit import of_orbits
 from tests.support.implicit_cases import implicit_allgather
 
 SPECS = ("torus:3x4", "mi250:boxes=2", "dgx-a100:boxes=2", "dragonfly:3x2x1", "fat-tree:2x2x3", "mesh:2x4")
@@ -34,15 +34,19 @@ def schedules(draw: Callable) -> ImplicitSchedule:
     found = case(draw(st.sampled_from(SPECS)))
     shares = [Fraction(1, draw(st.integers(1, 9))) for _ in found.chunks]
     kept = draw(st.lists(st.sampled_from(found.transfers), min_size=1, max_size=12))
-    return ImplicitSchedule.build(
-        found.topology,
-        found.collective,
-        found.method,
-        found.bound,
-        found.translations,
-        [replace(chunk, share=share) for chunk, share in zip(found.chunks, shares, strict=True)],
+    return built(
+        found,
         [replace(transfer, step=draw(st.integers(0, 3))) for transfer in kept],
+        [replace(chunk, share=share) for chunk, share in zip(found.chunks, shares, strict=True)],
     )
+
+
+def built(
+    found: ImplicitSchedule, transfers: Iterable[Transfer], chunks: Sequence[Chunk] | None = None
+) -> ImplicitSchedule:
+    """The same of other transfers, and of other chunks where some are given."""
+    head = (found.topology, found.collective, found.method, found.bound, found.translations)
+    return ImplicitSchedule.build(*head, found.chunks if chunks is None else chunks, transfers)
 
 
 @given(schedules())
@@ -91,45 +95,18 @@ def test_written_out_it_does_what_it_says(spec: str) -> None:
 
 def test_targets_move_with_their_chunks() -> None:
     ring = topologies.load("ring:4")
-    schedule = ImplicitSchedule.build(
-        ring,
-        Collective.on(ring, Kind.ALLTOALL),
-        Method("drawn"),
-        Bound(Fraction(1), Cut(frozenset({0}), Fraction(2))),
-        Translations.generated(ring, ring.symmetries),
-        [Chunk(Fraction(1, 16), 0, target) for target in (1, 3)],
-        [Transfer(0, 0, 1, 0), Transfer(1, 0, 3, 0)],
-    )
+    chunks = [Chunk(Fraction(1, 16), 0, target) for target in (1, 3)]
+    schedule = of_orbits(ring, Kind.ALLTOALL, chunks, [Transfer(0, 0, 1, 0), Transfer(1, 0, 3, 0)])
     assert [(chunk.owner, chunk.target) for chunk in schedule.expand().chunks] == [
         *[(0, 1), (1, 2), (2, 3), (3, 0)],
         *[(0, 3), (1, 0), (2, 1), (3, 2)],
     ]
 
 
-def test_transfers_are_put_in_order() -> None:
+def test_transfers_are_put_in_order_and_nothing_sent_has_no_rate() -> None:
     found = case("torus:3x4")
-    again = ImplicitSchedule.build(
-        found.topology,
-        found.collective,
-        found.method,
-        found.bound,
-        found.translations,
-        found.chunks,
-        reversed(found.transfers),
-    )
-    assert again == found
-
-
-def test_nothing_sent_has_no_rate() -> None:
-    found = case("torus:3x4")
-    empty = ImplicitSchedule.build(
-        found.topology, found.collective, found.method, found.bound, found.translations, found.chunks, []
-    )
-    assert empty.rate == 0
-
-
-def _changed(**changes: object) -> Callable[[], ImplicitSchedule]:
-    return lambda: replace(case("torus:3x4"), **changes)
+    assert built(found, reversed(found.transfers)) == found
+    assert built(found, []).rate == 0
 
 
 def _collective(kind: Kind, **more: object) -> Collective:
@@ -177,21 +154,14 @@ def _collective(kind: Kind, **more: object) -> Collective:
 )
 def test_refusals(changed: dict[str, object], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
-        _changed(**changed)()
+        replace(case("torus:3x4"), **changed)
 
 
 def test_relays_may_be_moved_too() -> None:
     ring = topologies.load("ring:6")
-    ranks = (0, 2, 4)
     group = Translations.generated(ring, [(2, 3, 4, 5, 0, 1)])
-    schedule = ImplicitSchedule.build(
-        ring,
-        Collective.on(ring, Kind.ALLGATHER, ranks=ranks),
-        Method("drawn"),
-        Bound(Fraction(1), Cut(frozenset({0}), Fraction(2))),
-        group,
-        [Chunk(Fraction(1, 3), 0)],
-        [Transfer(0, 0, 1, 0), Transfer(0, 1, 2, 1), Transfer(0, 0, 5, 0), Transfer(0, 5, 4, 1)],
-    )
+    transfers = [Transfer(0, 0, 1, 0), Transfer(0, 1, 2, 1), Transfer(0, 0, 5, 0), Transfer(0, 5, 4, 1)]
+    among = Collective.on(ring, Kind.ALLGATHER, ranks=(0, 2, 4))
+    schedule = of_orbits(ring, among, [Chunk(Fraction(1, 3), 0)], transfers, translations=group)
     assert schedule.expand().load == dict.fromkeys(ring.bandwidth, Fraction(1, 3))
     assert schedule.rate == 3

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from arborcast.synth.bounds import bound
-from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.collective import Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from arborcast.synth.simulation.simulator import simulate, timeline
 from arborcast.synth.simulation.timing import Occupation
-from arborcast.synth.symmetry.translations import Translations
-from arborcast.synth.topology import Link, Switch, Topology
-from tests.support.drawn_implicit import KINDS, circulant, hub, implicit, translated
-
-
-def drawn_allreduce(
-    fabric: Topology, chunks: Sequence[Chunk], transfers: Sequence[Transfer]
-) -> ImplicitSchedule:
-    """By all translations that the symmetries of the fabric make."""
-    collective = Collective.on(fabric, "allreduce")
-    return ImplicitSchedule.build(
-        fabric,
-        collective,
-        Method("drawn"),
-        bound(fabric, collective),
-        Translations.generated(fabric, fabric.symmetries),
-        chunks,
-        transfers,
-    )
+from arborcast.synth.topology import Link, Topology
+from tests.support.drawn_implicit import KINDS, circulant, hub, implicit, of_orbits, translated
+from tests.support.drawn_in_network import BOTH, TURNS
 
 
 def adding_in_turn(adders: int) -> ImplicitSchedule:
@@ -40,16 +24,13 @@ def adding_in_turn(adders: int) -> ImplicitSchedule:
 
     Where there are three, the third one adds nothing and stays in its place.
     """
-    hubs = [
-        Switch(f"s{at}", reduces=True, multicasts=True, turns=True, adder=Fraction(1, 2))
-        for at in range(adders)
-    ]
+    hubs = [replace(TURNS, name=f"s{at}", adder=Fraction(1, 2)) for at in range(adders)]
     pairs = [(rank, 2 + at) for rank in range(2) for at in range(adders)]
     links = [Link(*ends, Fraction(1), Fraction(1, 2)) for a, b in pairs for ends in ((a, b), (b, a))]
     fabric = Topology.build("turns", 2, links, hubs, [[1, 0, 3, 2, *range(4, 2 + adders)]])
     transfers = [Transfer(0, rank, 2, 0, True) for rank in range(2)]
     transfers += [Transfer(0, 2, rank, 1) for rank in range(2)]
-    return drawn_allreduce(fabric, [Chunk(Fraction(1, 2), 0)], transfers)
+    return of_orbits(fabric, Kind.ALLREDUCE, [Chunk(Fraction(1, 2), 0)], transfers)
 
 
 def adding_apart() -> ImplicitSchedule:
@@ -60,13 +41,7 @@ def adding_apart() -> ImplicitSchedule:
     """
     fast, slow = (
         [
-            Switch(
-                f"{name}{at}",
-                reduces=True,
-                multicasts=True,
-                adder=Fraction(1, cost),
-                latency_us=Fraction(cost),
-            )
+            replace(BOTH, name=f"{name}{at}", adder=Fraction(1, cost), latency_us=Fraction(cost))
             for at in range(3)
         ]
         for name, cost in (("a", 2), ("b", 3))
@@ -79,7 +54,7 @@ def adding_apart() -> ImplicitSchedule:
         transfers += [Transfer(chunk, rank, switch, 0, True) for rank in (1, 2)]
         transfers += [Transfer(chunk, switch, 0, 1, True), Transfer(chunk, 0, switch, 2)]
         transfers += [Transfer(chunk, switch, rank, 3) for rank in (1, 2)]
-    return drawn_allreduce(fabric, [Chunk(Fraction(1, 6), 0)] * 2, transfers)
+    return of_orbits(fabric, Kind.ALLREDUCE, [Chunk(Fraction(1, 6), 0)] * 2, transfers)
 
 
 DRAWN = {

@@ -83,29 +83,6 @@ def test_a_link_that_is_not_there_is_named():
         carrier(apart, Tree(0, Fraction(1), (TreeEdge(0, 1), TreeEdge(0, 2))))
 
 
-def test_hops_of_a_tree_count_every_passage_of_a_link():
-    star = Tree(0, Fraction(1), (TreeEdge(0, 1, (6,)), TreeEdge(0, 2, (6,))))
-    assert hops(on_full(star)) == {(0, 6): 2, (6, 1): 1, (6, 2): 1}
-
-
-def test_hops_of_a_pair_go_there_and_back():
-    edge = Tree(0, Fraction(1), (TreeEdge(0, 1, (5, 6)),))
-    there_and_back = {(0, 5): 1, (5, 6): 1, (6, 1): 1, (1, 6): 1, (6, 5): 1, (5, 0): 1}
-    assert hops(on_full(edge, edge)) == hops(mirrored(on_full(edge))) == there_and_back
-
-
-def test_a_chain_is_centred_in_its_middle():
-    pair = centred(on_full(CHAIN, CHAIN))
-    assert pair.root == 2
-    assert pair.height == 2 + 2
-    assert set(pair.tree.edges) == {
-        TreeEdge(2, 1, (6,)),
-        TreeEdge(1, 0),
-        TreeEdge(2, 3),
-        TreeEdge(3, 4),
-    }
-
-
 def test_a_pair_of_two_different_trees_keeps_its_root():
     other = Tree(0, Fraction(2), tuple(TreeEdge(0, child) for child in range(1, 5)))
     pair = on_full(CHAIN, other)

@@ -93,7 +93,7 @@ rates = st.sampled_from([F(1), F(2), F(3), F(25), F(50, 3), F(1, 2), F(300)])
 
 
 @st.composite
-def symmetric_topologies(draw, largest=10):
+def symmetric_topologies(draw, largest=7):
     """A random spanning tree of cables and some more, over ranks and switches."""
     ranks, switches = draw(st.integers(2, largest)), draw(st.integers(0, 3))
     size = ranks + switches
@@ -131,17 +131,9 @@ def digraphs(draw):
     return Topology.build("drawn", ranks, [Link(u, v, draw(rates)) for u, v in chosen])
 
 
-@given(symmetric_topologies(), st.integers(0, 3))
-@settings(max_examples=80)
-def test_equal_roots_reach_the_cut_bound(topology, seed):
-    best = most(topology, equal(topology, 1))
-    packing = pack_exactly(topology, equal(topology, best), seed=seed)
-    assert_packs(packing, topology, equal(topology, best))
-
-
 @given(
-    st.one_of(symmetric_topologies(7), circulations(), digraphs()),
-    st.lists(st.integers(0, 5), min_size=10, max_size=10),
+    st.one_of(symmetric_topologies(), circulations(), digraphs()),
+    st.one_of(st.just([1] * 10), st.lists(st.integers(0, 5), min_size=10, max_size=10)),
     st.sampled_from([0.0, 0.1, 5.0]),
 )
 @settings(max_examples=120)
@@ -159,14 +151,6 @@ def test_any_demands_are_met_up_to_the_cut_and_refused_beyond(topology, weights,
     assert_named_cut_is_overloaded(caught.value, topology, more)
 
 
-@pytest.mark.parametrize("root", range(8))
-def test_dgx1_broadcasts_along_six_links(root):
-    packing = pack_exactly(DGX1, {root: F(150)})
-    assert_packs(packing, DGX1, {root: F(150)})
-    with pytest.raises(OverloadedCutError):
-        pack_exactly(DGX1, {root: F(150) + F(1, 100)})
-
-
 @pytest.mark.parametrize(
     ("topology", "rate", "units", "trees"),
     [
@@ -175,7 +159,7 @@ def test_dgx1_broadcasts_along_six_links(root):
         (A100, F(65, 3), 13, 26),
         (load("mi250:boxes=2"), F(166, 15), 83, 90),
         (load("dgx-a100:boxes=4"), F(25, 3), 1, 32),
-        (load("mi250:boxes=8"), F(16, 7), 1, 128),
+        pytest.param(load("mi250:boxes=8"), F(16, 7), 1, 128, marks=pytest.mark.long),
     ],
     ids=["dgx1", "torus", "2x8 A100", "2x16 MI250", "4x8 A100", "8x16 MI250"],
 )

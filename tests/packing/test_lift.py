@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from operator import attrgetter
 
 import pytest
 from hypothesis import given, settings
@@ -14,12 +15,13 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError
 from arborcast.synth.packing.to_schedule import lift
 from arborcast.synth.packing.weighted_tree import congestion
-from arborcast.synth.schedule import Method, Transfer
+from arborcast.synth.schedule import Method
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.tree import Tree, TreeEdge
 from arborcast.synth.verification.verifier import verify
 from tests.fuzzing.replay import objections
 from tests.support.carriers import carrier
+from tests.support.drawn_in_network import drawn_transfers
 
 METHOD = Method("trees")
 NO_LIMIT = Bound(Fraction(10**6), Cut(frozenset({0}), Fraction(10**6)))
@@ -32,11 +34,6 @@ def full(ranks, switches=0):
     return Topology.build("full", ranks, links, [f"switch{i}" for i in range(switches)])
 
 
-def table(schedule):
-    """(chunk, src, dst, step, reduce) of each transfer."""
-    return [(t.chunk, t.src, t.dst, t.step, t.reduce) for t in schedule.transfers]
-
-
 def carriers_of(topology, collective, trees):
     """Trees, or for an allreduce pairs of them, over the links that data spreads along."""
     fabric = (
@@ -45,114 +42,41 @@ def carriers_of(topology, collective, trees):
     return [carrier(fabric, *tree) if isinstance(tree, tuple) else carrier(fabric, tree) for tree in trees]
 
 
-def lifted_along(topology, collective, *trees):
-    return lift(topology, collective, METHOD, NO_LIMIT, carriers_of(topology, collective, trees))
+def tree_of(edges):
+    """From its edges in order, each a word PARENT>via>CHILD; the first leaves the root."""
+    paths = [tuple(map(int, word.split(">"))) for word in edges.split()]
+    return Tree(paths[0][0], Fraction(1), tuple(TreeEdge(path[0], path[-1], path[1:-1]) for path in paths))
 
 
-def test_a_broadcast_goes_down_the_tree():
-    #   0 -> 1 -> 2
-    #   `--> 3
-    tree = Tree(0, Fraction(1), (TreeEdge(0, 1), TreeEdge(0, 3), TreeEdge(1, 2)))
-    topology = full(4)
-    schedule = lifted_along(topology, Collective.on(topology, "broadcast"), tree)
-    assert table(schedule) == [
-        (0, 0, 1, 0, False),
-        (0, 0, 3, 0, False),
-        (0, 1, 2, 1, False),
-    ]
-    assert objections(schedule) == []
-
-
-def test_a_reduce_comes_up_the_tree_as_late_as_its_subtrees_ask():
-    tree = Tree(0, Fraction(1), (TreeEdge(0, 1, (4,)), TreeEdge(0, 3), TreeEdge(1, 2)))
-    topology = full(4, switches=1)
-    schedule = lifted_along(topology, Collective.on(topology, "reduce"), tree)
-    assert schedule.transfers == (
-        Transfer(0, 2, 1, 0, reduce=True),
-        Transfer(0, 3, 0, 0, reduce=True),
-        Transfer(0, 1, 0, 1, reduce=True, via=(4,)),
-    )
-    assert objections(schedule) == []
-
-
-def test_an_allreduce_reduces_first_and_starts_at_the_centre():
-    chain = Tree(0, Fraction(1), (TreeEdge(0, 1), TreeEdge(1, 2)))
-    topology = full(3)
-    schedule = lifted_along(topology, Collective.on(topology, "allreduce"), (chain, chain))
-    assert schedule.chunks[0].owner == 1
-    assert table(schedule) == [
-        (0, 0, 1, 0, True),
-        (0, 2, 1, 0, True),
-        (0, 1, 0, 1, False),
-        (0, 1, 2, 1, False),
-    ]
-    assert objections(schedule) == []
-
-
-def test_vias_of_the_gathering_tree_are_turned_round():
-    out = Tree(0, Fraction(1), (TreeEdge(0, 1, (2, 3)),))
-    into = Tree(0, Fraction(1), (TreeEdge(0, 1, (3,)),))
-    topology = full(2, switches=2)
-    schedule = lifted_along(topology, Collective.on(topology, "allreduce"), (out, into))
-    assert schedule.transfers == (
-        Transfer(0, 1, 0, 0, reduce=True, via=(3,)),
-        Transfer(0, 0, 1, 1, via=(2, 3)),
-    )
-
-
-def test_equal_trees_become_one_chunk():
-    tree = Tree(0, Fraction(1), (TreeEdge(0, 1),))
-    topology = full(2)
-    collective = Collective.on(topology, "broadcast")
-    schedule = lifted_along(topology, collective, tree, tree)
+@pytest.mark.parametrize(
+    ("kind", "fabric", "ranks", "trees", "steps"),
+    [
+        ("broadcast", full(4), None, ["0>1 0>3 1>2"], ["0>1:0 0>3:0", "1>2:0"]),
+        # As late as its subtrees ask.
+        ("reduce", full(4, 1), None, ["0>4>1 0>3 1>2"], ["2>1:0+ 3>0:0+", "1>4>0:0+"]),
+        # Starts at the centre.
+        ("allreduce", full(3), None, [("0>1 1>2", "0>1 1>2")], ["0>1:0+ 2>1:0+", "1>0:0 1>2:0"]),
+        # Ways of the gathering tree are turned round.
+        ("allreduce", full(2, 2), None, [("0>2>3>1", "0>3>1")], ["1>3>0:0+", "0>2>3>1:0"]),
+        # Equal trees become one chunk.
+        ("broadcast", full(2), None, ["0>1", "0>1"], ["0>1:0"]),
+        # Relay 3 is passed twice: it receives once, or adds up and sends once.
+        ("broadcast", full(4), [0, 1, 2], ["0>3>1 1>3>2"], ["0>3:0", "3>1:0 3>2:0"]),
+        ("reduce", full(4), [0, 1, 2], ["0>3>1 0>3>2"], ["1>3:0+ 2>3:0+", "3>0:0+"]),
+        # Relay 4 would lead to 3, which has the chunk already.
+        ("broadcast", full(5), [0, 1, 2], ["0>3>1 0>4>3>2"], ["0>3:0", "3>1:0 3>2:0"]),
+        # The ranks of a collective need not come first.
+        ("broadcast", full(6), [4, 5], ["4>1>5"], ["4>1:0", "1>5:0"]),
+    ],
+)
+def test_trees_that_are_drawn(kind, fabric, ranks, trees, steps):
+    collective = Collective.on(fabric, kind, root=ranks[0] if ranks else 0, ranks=ranks)
+    values = [tree_of(it) if isinstance(it, str) else tuple(map(tree_of, it)) for it in trees]
+    schedule = lift(fabric, collective, METHOD, NO_LIMIT, carriers_of(fabric, collective, values))
+    key = attrgetter("step", "chunk", "src", "dst")
+    assert list(schedule.transfers) == sorted(drawn_transfers(steps), key=key)
     assert len(schedule.chunks) == 1
-    assert schedule.rate == 1
-
-
-def test_a_relay_passed_twice_receives_once():
-    # The edges 0 -> 1 and 1 -> 2 both pass relay 3, which has the chunk after the first.
-    tree = Tree(0, Fraction(1), (TreeEdge(0, 1, (3,)), TreeEdge(1, 2, (3,))))
-    topology = full(4)
-    collective = Collective.on(topology, "broadcast", ranks=[0, 1, 2])
-    schedule = lifted_along(topology, collective, tree)
-    assert table(schedule) == [
-        (0, 0, 3, 0, False),
-        (0, 3, 1, 1, False),
-        (0, 3, 2, 1, False),
-    ]
-    assert objections(schedule) == []
-
-
-def test_a_relay_adds_up_and_sends_once():
-    tree = Tree(0, Fraction(1), (TreeEdge(0, 1, (3,)), TreeEdge(0, 2, (3,))))
-    topology = full(4)
-    collective = Collective.on(topology, "reduce", ranks=[0, 1, 2])
-    schedule = lifted_along(topology, collective, tree)
-    assert table(schedule) == [
-        (0, 1, 3, 0, True),
-        (0, 2, 3, 0, True),
-        (0, 3, 0, 1, True),
-    ]
-    assert objections(schedule) == []
-
-
-def test_a_relay_that_serves_nobody_is_left_out():
-    # The second edge would enter relay 3 through relay 4, but 3 already has the chunk.
-    tree = Tree(0, Fraction(1), (TreeEdge(0, 1, (3,)), TreeEdge(0, 2, (4, 3))))
-    collective = Collective.on(full(5), "broadcast", ranks=[0, 1, 2])
-    schedule = lifted_along(full(5), collective, tree)
-    assert table(schedule) == [
-        (0, 0, 3, 0, False),
-        (0, 3, 1, 1, False),
-        (0, 3, 2, 1, False),
-    ]
-
-
-def test_the_ranks_of_a_collective_need_not_come_first():
-    topology = full(6)
-    collective = Collective.on(topology, "broadcast", root=4, ranks=[4, 5])
-    schedule = lifted_along(topology, collective, Tree(4, Fraction(1), (TreeEdge(4, 5, (1,)),)))
-    assert table(schedule) == [(0, 4, 1, 0, False), (0, 1, 5, 1, False)]
+    assert schedule.chunks[0].owner == (1 if (kind, fabric.size) == ("allreduce", 3) else collective.ranks[0])
     assert objections(schedule) == []
 
 

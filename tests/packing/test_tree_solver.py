@@ -1,7 +1,11 @@
-"""The tree methods end to end: the values that must be reached, and correctness on any graph."""
+"""The tree methods end to end: the values that must be reached, and correctness on any graph.
+
+Relays are seen as switches: the same links, and for balanced relays the same bound.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -12,8 +16,9 @@ from arborcast import topologies as catalog
 from arborcast.synth.bounds import bound
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
-from arborcast.synth.packing import tree_solver
+from arborcast.synth.packing import exact, tree_solver
 from arborcast.synth.packing.exact import pack_exactly
+from arborcast.synth.packing.relays import relays_as_switches
 from arborcast.synth.packing.tree_solver import solve_by_trees, solve_by_weights
 from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Topology
@@ -93,28 +98,26 @@ def test_equal_roots_are_preferred_where_they_are_lower():
     assert schedule.steps == 2  # up to each root through the switch, and down again
 
 
-def test_two_pairs_that_are_not_connected_are_named():
-    links = [Link(u, v, Fraction(1)) for u, v in ((0, 1), (1, 0), (2, 3), (3, 2))]
-    topology = Topology.build("two pairs", 4, links)
-    with pytest.raises(InfeasibleError, match=r"allreduce: ranks 2, 3 cut off: .* rank 0 and back") as caught:
-        solved(topology, "allreduce")
-    assert caught.value.proof == bound(topology, Collective.on(topology, "allreduce"))
-    assert caught.value.proof.rate == 0
+PAIRS = [(0, 1), (1, 0), (2, 3), (3, 2)]
+STREET = [(0, 1), (2, 0)]
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("ends", "kind", "message"),
     [
-        ("broadcast", "broadcast: rank 2 cut off: nothing leads there from rank 0"),
-        ("reduce", "reduce: rank 1 cut off: nothing leads from there to rank 0"),
-        ("allgather", "allgather: ranks 1, 2 cut off: there is no way from rank 0 and back"),
+        (PAIRS, "allreduce", r"allreduce: ranks 2, 3 cut off: .* rank 0 and back"),
+        (STREET, "broadcast", "broadcast: rank 2 cut off: nothing leads there from rank 0"),
+        (STREET, "reduce", "reduce: rank 1 cut off: nothing leads from there to rank 0"),
+        (STREET, "allgather", "allgather: ranks 1, 2 cut off: there is no way from rank 0 and back"),
     ],
 )
-def test_one_way_streets_cut_off_who_cannot_come_or_go(kind, message):
-    # 2 -> 0 -> 1
-    topology = Topology.build("street", 3, [Link(0, 1, Fraction(1)), Link(2, 0, Fraction(1))])
-    with pytest.raises(InfeasibleError, match=message):
+def test_who_cannot_come_or_go_is_named(ends, kind, message):
+    links = [Link(src, dst, Fraction(1)) for src, dst in ends]
+    topology = Topology.build("apart", 1 + max(map(max, ends)), links)
+    with pytest.raises(InfeasibleError, match=message) as caught:
         solved(topology, kind)
+    assert caught.value.proof == bound(topology, Collective.on(topology, kind))
+    assert caught.value.proof.rate == 0
 
 
 @given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=6, symmetric=symmetric)), st.data())
@@ -123,7 +126,7 @@ def test_a_deadline_before_the_first_packing_still_leaves_a_schedule(topology, d
     collective = data.draw(collectives(topology, list(TREE_KINDS), relays=True))
     most = data.draw(st.sampled_from([None, 1, 2]))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TimedOutError, match="out of time") as caught:
-        patch.setattr(tree_solver, "pack_exactly", out_of_time)
+        patch.setattr(exact, "pack_exactly", out_of_time)
         solve_by_trees(topology, collective, SolveOptions(max_trees=most, deadline_s=60))
     best = caught.value.best
     assert best is not None
@@ -141,7 +144,7 @@ def test_a_packing_that_was_done_in_time_is_not_lost_with_the_next(monkeypatch):
         calls.append(arguments)
         return (pack_exactly if len(calls) == 1 else out_of_time)(*arguments, **knobs)
 
-    monkeypatch.setattr(tree_solver, "pack_exactly", first_only)
+    monkeypatch.setattr(exact, "pack_exactly", first_only)
     schedule = solved(topology, "allreduce", deadline_s=60)
     assert len(calls) == 2
     assert schedule.is_optimal
@@ -166,28 +169,24 @@ def trees_that_count(schedule):
     return max(map(owners.count, owners)) if per_root else len(owners)
 
 
-def test_kinds_that_are_no_trees_are_refused():
-    with pytest.raises(CollectiveError, match=r"alltoall: trees serve broadcast, reduce, allgather, .* only"):
-        solved(catalog.load("ring:4"), "alltoall")
-
-
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
+        ({"kind": "alltoall"}, r"alltoall: trees serve broadcast, reduce, allgather, .* only"),
         ({"max_trees": 0}, "max-trees: must be at least 1, got 0"),
         ({"tolerance": Fraction(1)}, "tolerance: must be from 0 to below 1, got 1"),
         ({"method": "mwu", "epsilon": Fraction(0)}, "epsilon: must be above 0 and below 1, got 0"),
         ({"method": "mwu", "max_height": 2}, "method mwu: takes no max-height, which is for trees"),
     ],
 )
-def test_numbers_out_of_range_are_refused(knobs, message):
+def test_what_cannot_be_asked_is_refused(knobs, message):
     with pytest.raises(InputError, match=message):
-        solved(catalog.load("ring:4"), "broadcast", **knobs)
+        solved(catalog.load("ring:4"), **{"kind": "broadcast", **knobs})
 
 
 @pytest.mark.parametrize("kind", ["allgather", "reduce-scatter"])
 def test_many_roots_out_of_time_share_one_tree(monkeypatch, kind):
-    monkeypatch.setattr(tree_solver, "pack_exactly", out_of_time)
+    monkeypatch.setattr(exact, "pack_exactly", out_of_time)
     monkeypatch.setattr(tree_solver, "_ROUNDS_UP_TO", 3)
     with pytest.raises(TimedOutError, match="out of time") as caught:
         solve_by_trees(
@@ -201,3 +200,39 @@ def test_many_roots_out_of_time_share_one_tree(monkeypatch, kind):
     assert best.method.settings == (("shared", "one tree"),)
     undirected = {frozenset((transfer.src, transfer.dst)) for transfer in best.transfers}
     assert len(undirected) == 8  # the edges of one spanning tree of 9 ranks
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_nothing_is_lost_for_out_trees_on_balanced_relays(data):
+    topology = data.draw(graphs(max_ranks=7, switches=2, min_ranks=3))
+    ranks = range(data.draw(st.integers(2, topology.ranks)))
+    for kind in ("broadcast", "allgather", "reduce-scatter"):
+        collective = Collective.on(topology, kind, ranks=ranks)
+        flat, there = relays_as_switches(topology, collective)
+        assert flat.links == topology.links
+        assert (flat.ranks, flat.size) == (len(ranks), topology.size)
+        assert bound(flat, there).rate == bound(topology, collective).rate
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_an_allreduce_through_switches_is_no_faster_than_through_relays(data):
+    topology = data.draw(graphs(max_ranks=6, switches=1, min_ranks=3, symmetric=data.draw(st.booleans())))
+    collective = Collective.on(topology, "allreduce", ranks=range(data.draw(st.integers(2, topology.ranks))))
+    assert bound(*relays_as_switches(topology, collective)).rate <= bound(topology, collective).rate
+
+
+def test_names_and_symmetries_of_relays():
+    ring, mirror = catalog.load("ring:4"), (1, 0, 3, 2)
+    topology = replace(ring, symmetries=(*ring.symmetries, mirror))
+    assert len(topology.symmetries) > 1
+    flat, _ = relays_as_switches(topology, Collective.on(topology, "broadcast", ranks=[0, 1]))
+    assert [switch.name for switch in flat.switches] == ["relay 2", "relay 3"]
+    assert flat.symmetries == (mirror,)
+
+
+def test_ranks_must_come_first():
+    topology = catalog.load("ring:4")
+    with pytest.raises(CollectiveError, match=r"numbered 0\.\.1 before their relays, got \[0, 2\]"):
+        relays_as_switches(topology, Collective.on(topology, "broadcast", ranks=[0, 2]))

@@ -38,7 +38,7 @@ def with_streams(schedule: Schedule, limits: Sequence[int | None]) -> Schedule:
 
 
 @pytest.mark.parametrize("service", ["priority", "fifo"])
-@pytest.mark.few(30)
+@pytest.mark.few(12)
 @settings(max_examples=100, deadline=None)
 @given(tree_schedules(max_ranks=5, max_trees=3), LIMITS, st.integers(1, 3))
 def test_agrees_with_a_slow_replay_in_fractions(

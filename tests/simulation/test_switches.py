@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.certificate import Bound, Cut
-from arborcast.synth.collective import Collective
+from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
-from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.simulation.service import Service
 from arborcast.synth.simulation.simulator import (
@@ -30,16 +29,16 @@ from arborcast.synth.simulation.simulator import (
     timeline,
 )
 from arborcast.synth.simulation.timing import Occupation
-from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Switch, Topology
-from tests.support.drawn_in_network import drawn_transfers
+from tests.support.drawn_implicit import of_orbits
+from tests.support.drawn_in_network import TURNS, drawn_transfers
 
 BOUND = Bound(Fraction(1), Cut(frozenset({0}), Fraction(1)))  # not used here
 METHOD = Method("drawn")
 
 
 def able(name: str = "s", **limits: Any) -> Switch:
-    return Switch(name, reduces=True, multicasts=True, turns=True, **limits)
+    return replace(TURNS, name=name, **limits)
 
 
 def duplex(pairs: Iterable[tuple[int, int, int | str, int]]) -> list[Link]:
@@ -374,16 +373,7 @@ def test_one_representative_of_each_orbit(limits: dict[str, Any]) -> None:
     """Four chunks that all ranks send through one switch, by one of them."""
     topology = star(4, able(**limits))
     tree = turning(dict.fromkeys(range(4), 4), 4)
-    chunk = Chunk(Fraction(1, 4), 0)
-    orbit = ImplicitSchedule.build(
-        topology,
-        Collective.on(topology, "allreduce"),
-        METHOD,
-        BOUND,
-        Translations.generated(topology, topology.symmetries),
-        [chunk],
-        tree,
-    )
+    orbit = of_orbits(topology, Kind.ALLREDUCE, [Chunk(Fraction(1, 4), 0)], tree, limit=BOUND)
     whole = orbit.expand()
     assert Runs(whole).effort == 4 * Runs(orbit).effort  # a switch that is able is no place for images
     for one, other in zip(

@@ -6,13 +6,14 @@ They are correct and not fast. Chunks of unequal shares take different ways.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 
 from hypothesis import strategies as st
 
 from arborcast.synth.bounds import bound
+from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Transfer
@@ -103,9 +104,23 @@ def implicit(
             else:
                 transfers += _along(len(chunks), edges, kind)
                 chunks.append(Chunk(whole, root))
-    return ImplicitSchedule.build(
-        topology, collective, Method("drawn"), bound(topology, collective), group, chunks, transfers
-    )
+    return of_orbits(topology, collective, chunks, transfers, translations=group)
+
+
+def of_orbits(
+    topology: Topology,
+    collective: Collective | Kind,
+    chunks: Sequence[Chunk],
+    transfers: Iterable[Transfer],
+    *,
+    translations: Translations | None = None,
+    limit: Bound | None = None,
+) -> ImplicitSchedule:
+    """A drawn schedule: by all declared symmetries and under its true limit, unless others are given."""
+    group = translations or Translations.generated(topology, topology.symmetries)
+    among = Collective.on(topology, collective) if isinstance(collective, Kind) else collective
+    proven = limit or bound(topology, among)
+    return ImplicitSchedule.build(topology, among, Method("drawn"), proven, group, chunks, transfers)
 
 
 translated = partial(implicit, shares=(Fraction(1),))

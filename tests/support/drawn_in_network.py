@@ -9,8 +9,8 @@ from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
-from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Switch, Topology
+from tests.support.drawn_implicit import of_orbits
 
 TURNS = Switch("hub", reduces=True, multicasts=True, turns=True)
 BOTH = Switch("hub", reduces=True, multicasts=True)
@@ -93,7 +93,8 @@ def implicit_star(
             transfers = [*up, gathered]
         case _:
             transfers = [spread, *down]
-    return _implicit(topology, kind, [Chunk(Fraction(1, ranks), 0)], transfers)
+    limit = _cut(Collective.on(topology, kind))
+    return of_orbits(topology, kind, [Chunk(Fraction(1, ranks), 0)], transfers, limit=limit)
 
 
 def implicit_two_stars(topology: Topology) -> ImplicitSchedule:
@@ -101,14 +102,6 @@ def implicit_two_stars(topology: Topology) -> ImplicitSchedule:
     ups = [f"{rank}>{8 + rank // 4}:0+" for rank in range(8)]
     downs = [f"{8 + rank // 4}>{rank}:0" for rank in range(8)]
     steps = [" ".join(ups), "9>8:0+", " ".join(["8>9:0", *downs[:4]]), " ".join(downs[4:])]
-    return _implicit(topology, Kind.ALLREDUCE, [Chunk(Fraction(1, 8), 0)], drawn_transfers(steps))
-
-
-def _implicit(
-    topology: Topology, kind: Kind, chunks: Sequence[Chunk], transfers: Sequence[Transfer]
-) -> ImplicitSchedule:
-    group = Translations.generated(topology, topology.symmetries)
-    collective = Collective.on(topology, kind)
-    return ImplicitSchedule.build(
-        topology, collective, Method("drawn"), _cut(collective), group, chunks, transfers
-    )
+    limit = _cut(Collective.on(topology, Kind.ALLREDUCE))
+    chunks = [Chunk(Fraction(1, 8), 0)]
+    return of_orbits(topology, Kind.ALLREDUCE, chunks, drawn_transfers(steps), limit=limit)

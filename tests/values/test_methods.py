@@ -19,7 +19,7 @@ from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.methods import METHODS, NEED_SIZE
 from arborcast.synth.packing import tree_solver
-from arborcast.synth.packing.exact import pack_exactly
+from arborcast.synth.packing.exact import pack_split
 from arborcast.synth.packing.weighted_tree import Packing
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.simulator import simulate
@@ -100,9 +100,9 @@ def test_a_question_goes_straight_to_its_trees(monkeypatch: pytest.MonkeyPatch) 
     def noted(*asked: Any, **knobs: Any) -> Packing:
         names = [frame.function for frame in inspect.stack(0)]
         ways.append(names[names.index("solve") : 0 : -1])
-        return pack_exactly(*asked, **knobs)
+        return pack_split(*asked, **knobs)
 
-    monkeypatch.setattr(tree_solver, "pack_exactly", noted)
+    monkeypatch.setattr(tree_solver, "pack_split", noted)
     synth.solve(topologies.load("ring:4"), "allgather")
     assert ways == [["solve", "answer", "_of_best_rate", "solve_by_trees", "_packings"]]
 

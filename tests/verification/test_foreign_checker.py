@@ -128,7 +128,7 @@ def refused_here(document: dict[str, Any], path: Path) -> bool:
         return True
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [60, pytest.param(300, marks=pytest.mark.long)])
 def test_tampered_files_are_refused_by_both(
     checker: ModuleType, files: list[Path], tmp_path: Path, count: int
 ) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.synth.bounds import bound
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.schedule import Chunk, Method, Transfer
+from arborcast.synth.schedule import Chunk, Transfer
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Switch, Topology
 from arborcast.synth.verification.every_translate import check_every_translate
@@ -27,10 +26,12 @@ from arborcast.synth.verification.group_check import check_group
 from arborcast.synth.verification.replay import Errors
 from arborcast.synth.verification.verdict import Verdict
 from arborcast.synth.verification.verifier import verify
-from tests.support.drawn_implicit import KINDS, circulant, circulants, hub, parts, translated
+from tests.support.drawn_implicit import KINDS, circulant, circulants, hub, of_orbits, parts, translated
 from tests.support.drawn_in_network import drawn_transfers
+from tests.support.refusals import refusals
 
 RING = circulant(4, {1: 1})
+Made = TypeVar("Made", ImplicitSchedule, Translations)
 
 
 def judged(schedule: ImplicitSchedule, limit: int = 10**6) -> tuple[Verdict, Verdict]:
@@ -89,15 +90,8 @@ def test_the_parts_of_an_allreduce_may_be_named_after_relays() -> None:
     words = ["4>2:0+", "2>1:0+ 0>1:0+", "1>0:0 1>2:0", "2>4:0"]
     everyone = Collective.on(EVEN, Kind.ALLREDUCE, ranks=(0, 2, 4))
     for owner in (0, 1):
-        schedule = ImplicitSchedule.build(
-            EVEN,
-            everyone,
-            Method("drawn"),
-            bound(EVEN, everyone),
-            BY_TWO,
-            [Chunk(Fraction(1, 3), owner)],
-            drawn_transfers(words),
-        )
+        chunks = [Chunk(Fraction(1, 3), owner)]
+        schedule = of_orbits(EVEN, everyone, chunks, drawn_transfers(words), translations=BY_TWO)
         whole = verify(schedule.expand())
         assert whole.correct and judged(schedule) == (whole, whole)
 
@@ -112,9 +106,7 @@ def test_alltoalls_whose_blocks_differ() -> None:
             rows[row][column] += 1
         chunks = [Chunk(Fraction(1, 3), 0, 4), Chunk(Fraction(1, 9), 0, 2)]
         blocks = Collective.alltoallv(EVEN, rows, ranks=ranks)
-        proven = bound(EVEN, blocks)
-        transfers = drawn_transfers(["0>4:0 0>2:1"])
-        return ImplicitSchedule.build(EVEN, blocks, Method("drawn"), proven, BY_TWO, chunks, transfers)
+        return of_orbits(EVEN, blocks, chunks, drawn_transfers(["0>4:0 0>2:1"]), translations=BY_TWO)
 
     whole = verify(sized(3).expand())
     assert whole.correct and whole.rate == 3 and judged(sized(3)) == (whole, whole)
@@ -267,9 +259,9 @@ def refused(schedule: ImplicitSchedule, *messages: str) -> None:
             assert any(message in line for line in verdict.errors), verdict.errors
 
 
-def forged(schedule: ImplicitSchedule, **fields: Any) -> ImplicitSchedule:
-    """One that its own class would refuse, as it might come from a builder that is wrong."""
-    made = copy.copy(schedule)
+def forged(right: Made, **fields: Any) -> Made:
+    """A schedule or translations that their own class would refuse, as a wrong builder might make them."""
+    made = copy.copy(right)
     for name, value in fields.items():
         object.__setattr__(made, name, value)
     return made
@@ -279,60 +271,18 @@ def forged_group(
     *generators: Sequence[int], orders: Sequence[int], ranks: int = 4, size: int = 4
 ) -> Translations:
     """What somebody says of translations, true or not."""
-    made: Translations = object.__new__(Translations)
-    fields = {
-        "ranks": ranks,
-        "generators": tuple(map(tuple, generators)),
-        "orders": tuple(orders),
-        "size": size,
-    }
-    for name, value in fields.items():
-        object.__setattr__(made, name, value)
-    return made
-
-
-TURN, TWICE, FLIP = [1, 2, 3, 0], [2, 3, 0, 1], [0, 3, 2, 1]
+    images = tuple(map(tuple, generators))
+    return forged(Translations(1, (), (), 1), ranks=ranks, generators=images, orders=tuple(orders), size=size)
 
 
 @pytest.mark.parametrize(
-    ("group", "message"),
-    [
-        (
-            forged_group([1, 0, 3, 3], orders=[2]),
-            "translation 0: must name each of the 4 vertices exactly once",
-        ),
-        (forged_group([1, 2, 0], orders=[3]), "translation 0: must name each of the 4 vertices exactly once"),
-        (
-            forged_group([1, 0, 2, 3], orders=[2]),
-            "translation 0: maps link 0->3 to 1->3; there must be such a link, of the same bandwidth",
-        ),
-        (forged_group(TURN, orders=[3]), "translation 0: order 3 declared, but applied so often it does not"),
-        (
-            forged_group(TURN, orders=[8]),
-            "translation 0: order must be in 2..4, the vertices there are, got 8",
-        ),
-        (
-            forged_group(TURN, orders=[1]),
-            "translation 0: order must be in 2..4, the vertices there are, got 1",
-        ),
-        (
-            forged_group(TWICE, orders=[4]),
-            "translation 0: order 4 declared, but applied 2 times it leads back",
-        ),
-        (forged_group(TURN, orders=[]), "translations: 1 generators need as many orders, got 0"),
-        (forged_group(FLIP, orders=[2]), "keep a rank in its place, rank 0 has 1 images under 2 elements"),
-        (forged_group(TURN, TWICE, orders=[4, 2]), "rank 0 has 4 images under 8 elements"),
-        (
-            forged_group(TURN, FLIP, orders=[4, 2]),
-            "translations 0 and 1: must commute, they differ at vertex 0",
-        ),
-        (
-            forged_group([*TURN, 4], orders=[4], size=5),
-            "translations: are of 4 ranks and 5 vertices, circle of 4 has 4 and 4",
-        ),
-    ],
+    ("generators", "orders", "ranks", "size", "message"),
+    refusals(__file__, "test_wrong_translations_are_refused"),
 )
-def test_wrong_translations_are_refused(group: Translations, message: str) -> None:
+def test_wrong_translations_are_refused(
+    generators: list[list[int]], orders: list[int], ranks: int, size: int, message: str
+) -> None:
+    group = forged_group(*generators, orders=orders, ranks=ranks, size=size)
     schedule = forged(translated(RING, Kind.ALLGATHER), translations=group)
     refused(schedule, message)
     verdict = verify(schedule)

@@ -20,7 +20,7 @@ from arborcast.synth.verification import every_translate, verifier
 from arborcast.synth.verification.every_translate import loads_if_sound
 from tests.support.drawn_implicit import grid, implicit
 from tests.support.drawn_in_network import TURNS, star
-from tests.verification.test_verifier import RELAY, SQUARE, STAR, custom, draw
+from tests.verification.drawn import custom, draw, fabric
 
 
 @cache
@@ -28,14 +28,19 @@ def _solved(topology: Topology, kind: str, ranks: tuple[int, ...] | None) -> Sch
     return solve(topology, kind, form="explicit", ranks=ranks)
 
 
+SQUARE, STAR, RELAY = map(fabric, ("square", "hub", "relay"))
 TURNING = star(3, TURNS)
 """Whose switch holds sums and copies as ranks do."""
 
 
-def _replayed(schedule: AnySchedule, patch: pytest.MonkeyPatch, many: int) -> verifier.Verdict:
-    with patch.context() as context:
-        context.setattr(verifier, "MANY", many)
-        return verifier.verify(schedule)
+def replayed_alike(schedule: AnySchedule) -> verifier.Verdict:
+    """The verdict of machine code, and of plain Python."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verifier, "MANY", -1)
+        one = verifier.verify(schedule)
+        patch.setattr(verifier, "MANY", 1 << 16)
+        assert one == verifier.verify(schedule)
+    return one
 
 
 @pytest.mark.parametrize("kind", NAMED_KINDS)
@@ -43,43 +48,35 @@ def _replayed(schedule: AnySchedule, patch: pytest.MonkeyPatch, many: int) -> ve
     ("topology", "ranks"), [(SQUARE, None), (STAR, None), (RELAY, (0, 1)), (TURNING, None)]
 )
 def test_right_schedules_are_right_in_both(
-    topology: Topology, ranks: tuple[int, ...] | None, kind: str, monkeypatch: pytest.MonkeyPatch
+    topology: Topology, ranks: tuple[int, ...] | None, kind: str
 ) -> None:
     schedule = _solved(topology, kind, ranks)
-    one, other = (_replayed(schedule, monkeypatch, many) for many in (-1, 1 << 16))
-    assert one.correct
-    assert one == other
+    assert replayed_alike(schedule).correct
     assert loads_if_sound(schedule) == schedule.load
 
 
-def test_those_in_implicit_form_are_replayed_by_their_representatives(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_those_in_implicit_form_are_replayed_by_their_representatives() -> None:
     schedule = implicit(grid(2, 3, hubs=False), Kind.ALLGATHER)
-    one, other = (_replayed(schedule, monkeypatch, many) for many in (-1, 1 << 16))
-    assert one.correct
-    assert one == other
+    assert replayed_alike(schedule).correct
 
 
-def test_a_rank_that_ends_with_its_own_alone_has_not_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_ends_with_its_own_alone_has_not_all() -> None:
     """Each of them once: the others get the sum."""
     for rank in range(SQUARE.ranks):
         up = [f"{(rank + at) % 4}>{(rank + at + 1) % 4}:0+" for at in range(3)]
         down = [f"{(rank + 3 - at) % 4}>{(rank + 2 - at) % 4}:0" for at in range(2)]
         chunks = [Chunk(Fraction(1), rank)]
         one_short = draw(SQUARE, Collective.on(SQUARE, "allreduce"), chunks, [*up, *down])
-        one, other = (_replayed(one_short, monkeypatch, many) for many in (-1, 1 << 16))
-        assert one == other
+        one = replayed_alike(one_short)
         assert one.errors[0].startswith(f"chunk 0: rank {rank} must end with")
 
 
-def test_custom_collectives_are_replayed_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_collectives_are_replayed_chunk_by_chunk() -> None:
     """Rank 1 holds the block before: what it adds of rank 0's is twice the same."""
     twice = draw(
         SQUARE, custom(SQUARE, ([0, 1], [2])), [Chunk(Fraction(1), 0, demand=0)], ["0>1:0+", "1>2:0"]
     )
-    one, other = (_replayed(twice, monkeypatch, many) for many in (-1, 1 << 16))
-    assert one == other
+    one = replayed_alike(twice)
     assert one.errors == ("chunk 0: rank 1 would count rank 0's contribution twice in step 0",)
 
 
@@ -88,9 +85,8 @@ def test_without_time_to_compile_kernels_it_is_replayed_chunk_by_chunk(monkeypat
         raise TimedOutError("not compiled yet")
 
     schedule = _solved(SQUARE, "allreduce", None)
-    expected = _replayed(schedule, monkeypatch, 1 << 16)
     monkeypatch.setattr(every_translate, "replay_all", late)
-    assert _replayed(schedule, monkeypatch, -1) == expected
+    assert replayed_alike(schedule).correct
 
 
 @settings(max_examples=60)
@@ -109,6 +105,4 @@ def test_broken_schedules_are_named_alike(data: st.DataObject, kind: str, topolo
     }
     transfers[place : place + 1] = changed[how]
     broken = replace(whole, transfers=tuple(sorted(transfers, key=lambda each: each.step)))
-    patch = pytest.MonkeyPatch()
-    one, other = (_replayed(broken, patch, many) for many in (-1, 1 << 16))
-    assert one == other
+    replayed_alike(broken)

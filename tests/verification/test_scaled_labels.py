@@ -78,7 +78,7 @@ def said(schedule: Schedule) -> tuple[object, ...]:
 @pytest.mark.parametrize("decimals", [6, 9])
 def test_meshes_with_many_decimals(decimals: int) -> None:
     """Prices times capacities outgrow 64 bits here, and raw capacities the tolerances of HiGHS."""
-    for seed in range(3):
+    for seed in range(2):
         topology = meshed(seed, decimals)
         found = solve_by_trees(topology, Collective.on(topology, "allreduce"), SolveOptions(max_height=2))
         assert dict(found.method.settings)["within_height"] in PROVED
@@ -94,7 +94,7 @@ def test_meshes_with_many_decimals(decimals: int) -> None:
 
 
 def test_no_link_rounded_down_is_faster_than_the_best() -> None:
-    for seed in range(3):
+    for seed in range(2):
         fine = meshed(seed, 6)
         coarse = with_rates(fine, lambda link: Fraction(int(link.bandwidth * 100) or 1, 100))
         rates = [
@@ -121,20 +121,19 @@ def test_another_unit_changes_nothing(topology: Topology, power: int, data: st.D
 @pytest.mark.parametrize("kind", ["broadcast", pytest.param("allreduce", marks=pytest.mark.long)])
 def test_a_link_of_many_decimals_that_no_tree_needs_changes_nothing(kind: str) -> None:
     """It makes the common unit of all bandwidths a billion times smaller."""
-    for seed in range(1):
-        links = meshed(seed, 0, ranks=5).links
-        rough, fine = (
-            Topology.build(
-                "meshed", 5, [*links, Link(0, 5, Fraction(rate)), Link(5, 0, Fraction(rate))], ["dead end"]
-            )
-            for rate in ("30", "30.000000001")
+    links = meshed(0, 0, ranks=5).links
+    rough, fine = (
+        Topology.build(
+            "meshed", 5, [*links, Link(0, 5, Fraction(rate)), Link(5, 0, Fraction(rate))], ["dead end"]
         )
-        for height in (2, 4):
-            here, there = (
-                solve_by_trees(one, Collective.on(one, kind), SolveOptions(max_height=height))
-                for one in (rough, fine)
-            )
-            assert said(here) == said(there)
+        for rate in ("30", "30.000000001")
+    )
+    for height in (2, 4):
+        here, there = (
+            solve_by_trees(one, Collective.on(one, kind), SolveOptions(max_height=height))
+            for one in (rough, fine)
+        )
+        assert said(here) == said(there)
 
 
 def test_low_trees_to_choose_from_are_labelled_alike() -> None:

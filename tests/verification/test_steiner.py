@@ -10,30 +10,20 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.certification.metric import Metric
-from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Link, Switch, Topology
+from tests.support.able_fabrics import ABLE
 from tests.support.able_limits import Prices, distance
 
 Weights: TypeAlias = dict[tuple[int, int], int]
-KINDS = [Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE]
-
-
-ABLE = [
-    {"multicasts": True},
-    {"reduces": True},
-    {"reduces": True, "multicasts": True},
-    {"reduces": True, "multicasts": True, "turns": True},
-    {"reduces": True, "multicasts": True, "loopback": True},
-    {"reduces": True, "adder": Fraction(1)},
-    {"reduces": True, "multicasts": True, "turns": True, "adder": Fraction(1)},
-]
+LIMITED = [{**abilities, "adder": Fraction(1)} for abilities in (ABLE[0], ABLE[3])]
 
 
 @st.composite
 def questions(draw: Any) -> tuple[Topology, Weights, dict[int, int], Collective]:
     ranks, able, plain = draw(st.integers(2, 4)), draw(st.integers(0, 2)), draw(st.integers(0, 1))
-    abilities = [draw(st.sampled_from(ABLE)) for _ in range(able)] + [{}] * plain
+    abilities = [draw(st.sampled_from([*ABLE, *LIMITED])) for _ in range(able)] + [{}] * plain
     switches = [Switch(f"s{number}", **can) for number, can in enumerate(abilities)]
     size = ranks + len(switches)
     order = draw(st.permutations(range(size)))
@@ -46,7 +36,7 @@ def questions(draw: Any) -> tuple[Topology, Weights, dict[int, int], Collective]
     prices = {vertex: draw(st.integers(0, 5)) for vertex in topology.limited_adders}
     few = sorted(draw(st.sets(st.integers(0, ranks - 1), min_size=2)))
     collective = Collective.on(
-        topology, draw(st.sampled_from(KINDS)), root=draw(st.sampled_from(few)), ranks=few
+        topology, draw(st.sampled_from(TREE_KINDS)), root=draw(st.sampled_from(few)), ranks=few
     )
     assume(len(few) < ranks or able)
     return topology, lengths, prices, collective
@@ -80,8 +70,8 @@ def around(can: dict[str, Any], ways: list[tuple[int, int]], more: Weights) -> t
     return Topology.build("around", hub, links, [Switch("hub", **can)]), lengths
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("can", ABLE[:5])
+@pytest.mark.parametrize("kind", TREE_KINDS)
+@pytest.mark.parametrize("can", ABLE)
 def test_ranks_that_are_alike_are_counted(can: dict[str, bool], kind: Kind) -> None:
     """A star of as many ranks as no single list of subsets could hold: each adds its own way."""
     ranks, up, down, back = 40, 2, 3, int(can.get("loopback", False))
