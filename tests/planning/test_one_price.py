@@ -17,6 +17,7 @@ from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.planning.alternatives import data_parallel
 from arborcast.pipeline.planning.divided_prediction import predict_divided
 from arborcast.pipeline.planning.interop_search import JointPlan, one_stage
+from arborcast.pipeline.planning.planning_problem import PlanningProblem
 from arborcast.pipeline.planning.sharded_planning import (
     choose_both,
     divides_samples_alone,
@@ -55,7 +56,7 @@ def test_data_parallelism_is_one_plan_of_one_price(graph: Graph, fabric: str, mi
     network, batch = LinkCosts(topology), graph.samples * microbatches
     found = choose_both(graph, topology, UNIT, profile, microbatches=microbatches)
     way, ours = found.ways["data-parallel"], found.plan_by("data-parallel")
-    theirs = data_parallel(profile, network, batch=batch, microbatches=microbatches)
+    theirs = data_parallel(PlanningProblem(profile, network, batch, microbatches))
     assert not ours.is_divided
     assert ours.passes == theirs.passes
     assert [(it.start, it.end, set(it.ranks)) for it in ours.stages] == [
