@@ -124,6 +124,7 @@ def test_several_stages_on_a_rank_are_cut_as_evenly_as_can_be(times, order, rank
     st.integers(1, 8),
     st.integers(1, 6_000_000),
 )
+@pytest.mark.few(3)
 @settings(max_examples=40)
 def test_the_plan_is_the_fastest_that_fits(topology, profile, batch, limit):
     network = LinkCosts(topology)
