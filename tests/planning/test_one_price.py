@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -30,18 +29,7 @@ from arborcast.pipeline.sharding.layouts import LAYOUTS
 from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.pipeline.sharding.stage_prices import StagePrices
 from arborcast.pipeline.simulation.pass_simulator import simulate
-from tests.sharding.examples import UNIT, Writer, profile_of
-
-
-def products(rows: int, widths: list[int]) -> Graph:
-    """Products and their gelus, a layer each."""
-    it = Writer()
-    x = it.input("x", rows, widths[0])
-    for layer, (one, other) in enumerate(pairwise(widths)):
-        it.place = layer
-        x = it.gelu(f"g{layer}", it.linear(f"l{layer}", x, it.weight(f"w{layer}", other, one)))
-    return replace(it.graph(), samples=rows)
-
+from tests.sharding.examples import UNIT, products, profile_of
 
 models = st.builds(
     products, st.sampled_from([4, 8, 64]), st.lists(st.sampled_from([4, 8, 64]), min_size=2, max_size=4)
