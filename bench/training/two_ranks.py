@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from arborcast.bench.emulation.machine import real_time
@@ -180,8 +181,8 @@ def planned(subject: Subject, traced: Traced, repeats: int = 5) -> dict[str, Pla
 
 def _plans(profile: Profile, network: LinkCosts) -> Iterator[tuple[str, Plan, str]]:
     from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
+    from arborcast.pipeline.model.balance import balanced_cuts
     from arborcast.pipeline.order import ORDERS
-    from arborcast.pipeline.planning.stage_balance import balanced
     from arborcast.pipeline.stages import Plan, Stage
 
     times = [it.forward_us + it.backward_us for it in profile.layers]
@@ -191,7 +192,8 @@ def _plans(profile: Profile, network: LinkCosts) -> Iterator[tuple[str, Plan, st
         layout = ORDERS[order].layout(stages, RANKS)
         assert layout is not None, "so many stages suit the order"
         home = {stage: rank for rank, held in enumerate(layout) for stage in held}
-        parts = [(start, end, [home[it]]) for it, (start, end) in enumerate(balanced(times, stages))]
+        bounds = pairwise((0, *balanced_cuts(times, stages), profile.depth))
+        parts = [(start, end, [home[it]]) for it, (start, end) in enumerate(bounds)]
         return Plan(parts, microbatches, order, **fabric, **more)
 
     for order, microbatches in (("gpipe", 4), ("1f1b", 4), ("1f1b", 8), ("zb-h1", 4)):

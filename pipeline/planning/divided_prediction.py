@@ -20,7 +20,7 @@ from arborcast.pipeline.planning.interop_search import ORDER, JointPlan, JointSt
 from arborcast.pipeline.planning.memory_need import MemoryNeed, peak_in_flight, range_memory
 from arborcast.pipeline.planning.plan_prediction import Prediction, predict
 from arborcast.pipeline.profiles import Layer, Profile, Tie
-from arborcast.pipeline.sharding.evaluation import cost_of, updates_ps
+from arborcast.pipeline.sharding.evaluation import cost_of, fixed_bytes, updates_ps
 from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.setting import Setting
@@ -97,14 +97,14 @@ def _memory(joint: JointPlan, number: int, sliced: Sliced, profile: Profile) -> 
     in_flight = peak_in_flight(ORDER, len(joint.stages) - 1 - number, joint.microbatches)
     graph, chosen, setting = stage.priced.sharding.graph, stage.priced.sharding.chosen, stage.priced.setting
     whole = range_memory(profile, (Segment(stage.start, stage.end, Treatment.KEEP),), samples, in_flight)
-    fixed, messages = _fixed_bytes(graph, chosen)
-    kept = (stage.priced.memory_bytes - fixed) / in_flight
+    weights, messages = fixed_bytes(graph, chosen)
+    kept = (stage.priced.memory_bytes - weights - messages) / in_flight
     assert isinstance(setting.prices, FabricPrices)
     alone = replace(
         setting, prices=replace(setting.prices, mesh=Mesh((), setting.prices.mesh.ranks[:1])), in_flight=1
     )
     undivided = [next(iter(strategies(graph, it, alone)), None) for it in graph.operators]
-    all_kept = cost_of(graph, undivided, alone).memory_bytes - _fixed_bytes(graph, undivided)[0]
+    all_kept = cost_of(graph, undivided, alone).memory_bytes - sum(fixed_bytes(graph, undivided))
     part = kept / all_kept if all_kept else 1 / len(stage.ranks)
     parameters, gradients, updated = _held(graph, chosen, setting)
     return MemoryNeed(
@@ -134,13 +134,3 @@ def _held(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> 
         gradients / trained if trained else 1.0,
         updated / trained if trained else 1.0,
     )
-
-
-def _fixed_bytes(graph: Graph, chosen: Sequence[Strategy | None]) -> tuple[int, int]:
-    """What does not depend on how many microbatches are in flight; of it messages."""
-    fixed = messages = 0
-    for operator, way in zip(graph.operators, chosen, strict=True):
-        if way is not None and (operator.given is not None or operator.is_end):
-            fixed += way.memory_bytes
-            messages += way.memory_bytes if operator.is_end else 0
-    return fixed, messages

@@ -21,11 +21,15 @@ def levels(network: LinkCosts) -> tuple[Groups, ...]:
     Only groupings into groups of one size, at least two, are levels: the programs that use them treat all
     groups alike. Single ranks are not a level.
     """
+    import networkx
+
     ranks = network.topology.ranks
     pairs = {(a, b): _width(network, a, b) for a in range(ranks) for b in range(a)}
+    graph = networkx.empty_graph(ranks)
     found: list[Groups] = []
     for width in sorted(set(pairs.values()), reverse=True):
-        groups = _components(ranks, [pair for pair, wide in pairs.items() if wide >= width > 0])
+        graph.add_edges_from(pair for pair, wide in pairs.items() if wide >= width > 0)
+        groups = tuple(sorted(tuple(sorted(it)) for it in networkx.connected_components(graph)))
         sizes = {len(group) for group in groups}
         if len(sizes) == 1 and sizes != {1} and groups not in found:
             found.append(groups)
@@ -39,12 +43,3 @@ def _width(network: LinkCosts, a: int, b: int) -> float:
         return float(min(network.width(a, b), network.width(b, a)))
     except PlanError:
         return 0.0
-
-
-def _components(ranks: int, pairs: list[tuple[int, int]]) -> Groups:
-    """Ranks that the pairs join, directly or through others."""
-    name = list(range(ranks))
-    for a, b in pairs:
-        old, new = max(name[a], name[b]), min(name[a], name[b])
-        name = [new if it == old else it for it in name]
-    return tuple(tuple(rank for rank in range(ranks) if name[rank] == first) for first in sorted(set(name)))

@@ -79,14 +79,10 @@ class JointPlan:
     microbatches: int
     ties_ps: int = 0
 
-    def step_ps(self, totals: Sequence[int] | None = None) -> int:
-        """Of a step; with other totals of the stages than at exact rates, if they are given."""
-        each = totals or [it.total_ps(self.microbatches) for it in self.stages]
-        return _objective(sum(each), max(each), self) // self.microbatches
-
-
-def _objective(total: int, longest: int, plan: JointPlan) -> int:
-    return total + (plan.microbatches - 1) * longest + plan.microbatches * plan.ties_ps
+    def step_ps(self) -> int:
+        """Of a step."""
+        each = [it.total_ps(self.microbatches) for it in self.stages]
+        return (sum(each) + (self.microbatches - 1) * max(each)) // self.microbatches + self.ties_ps
 
 
 def best_joint(

@@ -8,13 +8,12 @@ there is a plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from arborcast.pipeline.costs.devices import RESERVE, usable
-from arborcast.pipeline.costs.saved_bytes import Segment, Segments, Treatment, described, held
+from arborcast.pipeline.costs.saved_bytes import Segments, Treatment, described, held
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import peak_in_flight as peak_in_flight_of
@@ -24,9 +23,6 @@ from arborcast.pipeline.stages import Plan
 
 Limit: TypeAlias = int | Mapping[int, int]
 """Bytes of memory for a plan: of every rank, or by rank."""
-
-RangeFits: TypeAlias = Callable[[int, int, Sequence[int], int], bool]
-"""Whether the layers [start, end) fit on these replicas with so many stages behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,56 +164,6 @@ def memory_budgets(
         samples = batch / plan.microbatches / stage.replicas
         rooms.append(MemoryBudget(share, samples, _in_flight(plan, index), limit))
     return tuple(rooms)
-
-
-def fitted(candidates: Iterable[Plan], profile: Profile, memory_bytes: Limit | None, batch: int) -> Plan:
-    """The first plan whose every stage fits.
-
-    Raises:
-        PlanError: none does; by how much the last of them does not, and on which stage.
-        BatchError: some replica of the first would have no sample.
-    """
-    refusal: PlanError | None = None
-    for plan in candidates:
-        plan.microbatch_sizes(batch)
-        try:
-            if memory_bytes is not None:
-                check_memory(plan, profile, memory_bytes, batch=batch)
-        except PlanError as error:
-            refusal = error
-        else:
-            return plan
-    raise refusal or PlanError("plan: must have a candidate, got none")
-
-
-def with_and_without_recompute(plan: Plan) -> tuple[Plan, Plan]:
-    """A plan without recomputation, and with it."""
-    return plan, replace(plan, recompute=True)
-
-
-def range_fits(
-    profile: Profile,
-    limit: Limit,
-    ranks: tuple[int, ...],
-    *,
-    batch: int,
-    microbatches: int,
-    recompute: bool,
-    order: str = "1f1b",
-) -> RangeFits:
-    """What dynamic programs over ranges of layers ask of memory, for a pipeline in this order."""
-    limits = rank_limits(limit, ranks)
-
-    @cache
-    def needed(start: int, end: int, replicas: int, behind: int) -> int:
-        share = largest_share(batch, microbatches, replicas)
-        in_flight = peak_in_flight(order, behind, microbatches)
-        segment = Segment(start, end, Treatment.RECOMPUTE if recompute else Treatment.KEEP)
-        return range_memory(profile, (segment,), share, in_flight).total
-
-    return lambda start, end, replicas, behind: (
-        needed(start, end, len(replicas), behind) <= usable(min(limits[rank] for rank in replicas))
-    )
 
 
 def rank_limits(limit: Limit, ranks: tuple[int, ...]) -> dict[int, int]:

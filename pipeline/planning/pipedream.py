@@ -13,24 +13,16 @@ program of the inner level, over all ranges of layers, is the T of the outer one
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from math import inf
 from typing import TypeAlias
 
-from arborcast.pipeline.costs.link_costs import BYTES_PER_US, LinkCosts
+from arborcast.pipeline.costs.link_costs import BYTES_PER_US
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.hosts import Groups, levels
-from arborcast.pipeline.planning.memory_need import (
-    Limit,
-    RangeFits,
-    fitted,
-    range_fits,
-    with_and_without_recompute,
-)
-from arborcast.pipeline.profiles import Profile
-from arborcast.pipeline.simulation.pass_simulator import simulate
+from arborcast.pipeline.planning.planning_problem import PlanningProblem, RangeFits
 from arborcast.pipeline.stages import Plan, Stage
 
 StageCost: TypeAlias = Callable[[int, int, int, int], float]
@@ -50,14 +42,7 @@ class DeviceRange:
     count: int
 
 
-def pipedream(
-    profile: Profile,
-    network: LinkCosts,
-    *,
-    batch: int,
-    microbatches: int,
-    memory_bytes: Limit | None = None,
-) -> Plan:
+def pipedream(problem: PlanningProblem) -> Plan:
     """PipeDream's plan over all ranks in the order of their numbers, 1F1B with a flush.
 
     Where the fabric has levels, both the flat and the level-by-level program are run, and the plan with the
@@ -68,23 +53,20 @@ def pipedream(
         PlanError: nothing fits (by how much), or ranks are not connected.
         BatchError: there are fewer samples than microbatches.
     """
-    Plan([(0, profile.depth, (0,))], microbatches).microbatch_sizes(batch)  # raises where it must
-    question = _RangeCosts(profile, network, batch, microbatches)
+    problem.check_batch()
+    costs = _RangeCosts(problem)
     found: list[Plan] = []
     refusal: PlanError | None = None
-    for plan in question.plans():
+    for plan in costs.plans():
         try:
-            found.append(fitted(with_and_without_recompute(plan), profile, memory_bytes, batch))
+            found.append(problem.recomputing_where_needed(plan))
         except PlanError as error:
             refusal = error
-    if memory_bytes is not None and all(plan.recompute for plan in found):
-        found += [plan for plan in [question.within(memory_bytes)] if plan]
+    if problem.memory_bytes is not None and all(plan.recompute for plan in found):
+        found += [plan for plan in [costs.within_memory()] if plan]
     if refusal and not found:
         raise refusal
-    if len(found) == 1:
-        return found[0]
-    scheduled = replace(network, by_schedule=True)
-    return min(found, key=lambda plan: simulate(plan, profile, scheduled, batch=batch).time_us)
+    return problem.fastest(found)
 
 
 def program(
@@ -129,56 +111,40 @@ def _trace(how: list[list[tuple[int, int]]], start: int, end: int, used: int) ->
 class _RangeCosts:
     """What is asked of the program: costs of ranges on this network, for one number of microbatches."""
 
-    def __init__(self, profile: Profile, network: LinkCosts, batch: int, microbatches: int) -> None:
-        self.profile = profile
-        self.network = network
-        self.batch = batch
-        self.microbatches = microbatches
-        self.samples = batch / microbatches
-        self.ranks = network.topology.ranks
-        times = (
-            profile.forward_us(it, it + 1, self.samples) + profile.backward_us(it, it + 1, self.samples)
-            for it in range(profile.depth)
-        )
-        self.times = list(accumulate(times, initial=0.0))
-        self.gradient_bytes = cache(profile.gradient_bytes)
+    def __init__(self, problem: PlanningProblem) -> None:
+        self.problem, self.network, self.profile = problem, problem.network, problem.profile
+        self.ranks = problem.ranks
+        self.times = list(accumulate(problem.layer_us, initial=0.0))
+        self.gradient_bytes = cache(problem.profile.gradient_bytes)
 
     def plans(self) -> list[Plan]:
         """The flat one, and the one by levels where there are any."""
         found = levels(self.network)
-        flat = self.plan(tuple(range(self.ranks)), (self.ranks,), None)
+        flat = self.plan(self.ranks, (len(self.ranks),))
         if len(found) == 1:
             return [flat]
         # Coarse groups first, so that every group of every level is a slice of this order.
-        places = sorted(range(self.ranks), key=lambda rank: [_index(groups, rank) for groups in found[::-1]])
-        return [flat, self.plan(tuple(places), tuple(len(groups[0]) for groups in found), None)]
+        places = sorted(self.ranks, key=lambda rank: [_index(groups, rank) for groups in found[::-1]])
+        return [flat, self.plan(tuple(places), tuple(len(groups[0]) for groups in found))]
 
-    def within(self, limit: Limit) -> Plan | None:
+    def within_memory(self) -> Plan | None:
         """The flat program over stages that fit, without recomputation if possible."""
-        ranks = tuple(range(self.ranks))
         for recompute in (False, True):
-            fit = range_fits(
-                self.profile,
-                limit,
-                ranks,
-                batch=self.batch,
-                microbatches=self.microbatches,
-                recompute=recompute,
-            )
+            fit = self.problem.range_fits(recompute=recompute)
             try:
-                plan = self.plan(ranks, (self.ranks,), fit)
-                return fitted(with_and_without_recompute(plan)[recompute:], self.profile, limit, self.batch)
+                plan = self.plan(self.ranks, (len(self.ranks),), fit)
+                return self.problem.recomputing_where_needed(plan)
             except PlanError:
                 continue
         return None
 
-    def plan(self, places: tuple[int, ...], sizes: tuple[int, ...], fit: RangeFits | None) -> Plan:
+    def plan(self, places: tuple[int, ...], sizes: tuple[int, ...], fit: RangeFits | None = None) -> Plan:
         """The program's plan, level by level from the finest.
 
         Args:
             places: all ranks; every group of a level is a slice of them.
             sizes: of the groups of each level, in ranks, the finest first.
-            fit: whether a range fits (for one level).
+            fit: whether a range fits (for one level); None where memory does not matter.
         """
         depth, width = self.profile.depth, 1
         inner = _DeviceAnswers(
@@ -192,24 +158,17 @@ class _RangeCosts:
             table = {start: program(depth, size // width, stage, boundary, start) for start in starts}
             inner, width = _level(table, inner, width), size
         if inner.alone(0, depth) == inf:
-            raise PlanError(f"pipedream: no pipeline of {depth} layers takes all of {self.ranks} ranks")
-        return Plan(
-            [
-                Stage(it.start, it.end, tuple(places[rank] for rank in it.ranks))
-                for it in inner.stages(0, depth)
-            ],
-            self.microbatches,
-            "1f1b",
-            topology=self.network.topology,
-            model=self.profile.model,
-            method="pipedream" if len(sizes) == 1 else "pipedream by levels",
+            raise PlanError(f"pipedream: no pipeline of {depth} layers takes all of {len(self.ranks)} ranks")
+        stages = (
+            Stage(it.start, it.end, tuple(places[rank] for rank in it.ranks)) for it in inner.stages(0, depth)
         )
+        return self.problem.plan(stages, "1f1b", "pipedream" if len(sizes) == 1 else "pipedream by levels")
 
     def _stage_cost(
         self, places: tuple[int, ...], size: int, width: int, inner: _DeviceAnswers, fit: RangeFits | None
     ) -> StageCost:
         """(T + synchronisation) / count; the first ranks of the components synchronise."""
-        smallest = self.batch // self.microbatches
+        smallest = self.problem.batch // self.problem.microbatches
 
         @cache
         def us_per_byte(first: int, count: int) -> float:
@@ -244,7 +203,7 @@ class _RangeCosts:
 
         @cache
         def cost(cut: int, device: int) -> float:
-            crossing = self.profile.output_bytes(cut, self.samples)
+            crossing = self.profile.output_bytes(cut, self.problem.samples)
             seams = range(device * width, len(places), size)
             ends = [(places[seam - 1], places[seam]) for seam in seams]
             return max(

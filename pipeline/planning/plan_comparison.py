@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
@@ -15,6 +15,7 @@ from arborcast.pipeline.planning.least_collectives import LeastTimes
 from arborcast.pipeline.planning.memory_need import Limit
 from arborcast.pipeline.planning.plan_prediction import Prediction, predict
 from arborcast.pipeline.planning.planner import PlanWishes, plan
+from arborcast.pipeline.planning.planning_problem import PlanningProblem
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Topology
@@ -63,7 +64,7 @@ class PlanCandidate:
     @property
     def memory_bytes(self) -> int | None:
         """That the fullest rank needs."""
-        return None if self.prediction is None else max(it.total for it in self.prediction.memory)
+        return None if self.prediction is None else self.prediction.memory_bytes
 
     def runnable(self) -> tuple[Plan, Prediction]:
         """The plan and what is predicted of it.
@@ -171,74 +172,84 @@ def compare(
         ProfileError: the model cannot be costed, or is a profile, which has no operators to divide.
         BatchError: the batch does not split.
     """
+    names = _named(methods)
+    machine = _machine(fabric)
+    costs = costed(model, machine, example, loss_fn, device=device, optimizer=optimizer, name=name)
+    asked = wishes.get("batch")
+    batch = wishes["batch"] = costs.batch if asked is None else asked
+    network = wishes["network"] = wishes.get("network") or LinkCosts(machine.topology)
+    if costs.device is not None:
+        wishes.setdefault("memory_bytes", costs.device.memory_bytes)
+    problem = PlanningProblem(costs.profile, network, batch, 1, wishes.get("memory_bytes"))
+    found = _candidates(names, problem, wishes)
+    best = _best(found, costs.profile, wishes)
+    if best.plan is None:
+        raise PlanError(f"method {best.method}: {best.why_not}")
+    comparison = Comparison(costs, machine.topology, batch, problem.memory_bytes, found, best)
+    if not divided:
+        return comparison
+    return _with_divided(comparison, model, example, loss_fn, optimizer, wishes.get("stages"))
+
+
+def _named(methods: Iterable[str]) -> tuple[str, ...]:
+    """Each method once.
+
+    Raises:
+        PlanError: there is none, or one that is not known.
+    """
     names = tuple(dict.fromkeys(methods))
     if not names:
         raise PlanError(f"methods: must be some of {', '.join(EVERY)}, got none")
     for it in names:
         if it not in EVERY:
             raise PlanError(f"method: must be one of {', '.join(EVERY)}, got {it}")
-    machine = _machine(fabric)
-    topology = machine.topology
-    costs = costed(model, machine, example, loss_fn, device=device, optimizer=optimizer, name=name)
-    profile = costs.profile
-    asked = wishes.get("batch")
-    batch = wishes["batch"] = costs.batch if asked is None else asked
-    network = wishes["network"] = wishes.get("network") or LinkCosts(topology)
-    if "memory_bytes" not in wishes and costs.device is not None:
-        wishes["memory_bytes"] = costs.device.memory_bytes
-    memory_bytes = wishes.get("memory_bytes")
-    ours = plan(profile, topology, **wishes) if OURS in names else None
-    microbatches = wishes.get("microbatches")
-    several = {1, min(batch, topology.ranks), min(batch, 4 * topology.ranks), max(1, batch // topology.ranks)}
-    several |= {ours.microbatches} if ours else set()
-    counts = sorted(several) if microbatches is None else [microbatches]
-    others = alternatives(
-        profile,
-        network,
-        batch=batch,
-        microbatches=counts,
-        memory_bytes=memory_bytes,
-        methods=[it for it in METHODS if it in names],
-    )
+    return names
 
-    def made(method: str) -> PlanCandidate:
-        given = others.get(method, ours)
-        if not isinstance(given, Plan):
-            return PlanCandidate(method, None, None, str(given))
+
+def _candidates(
+    names: Iterable[str], problem: PlanningProblem, wishes: PlanWishes
+) -> tuple[PlanCandidate, ...]:
+    """What each of these methods gives, ours first."""
+    batch, ranks, microbatches = problem.batch, len(problem.ranks), wishes.get("microbatches")
+    counts = {1, min(batch, ranks), min(batch, 4 * ranks), max(1, batch // ranks)}
+    made: dict[str, Plan | PlanError] = {}
+    if OURS in names:
+        made[OURS] = ours = plan(problem.profile, problem.network.topology, **wishes)
+        counts.add(ours.microbatches)
+    asked = sorted(counts) if microbatches is None else [microbatches]
+    problems = [replace(problem, microbatches=it) for it in asked]
+    made |= alternatives(problems, [it for it in METHODS if it in names])
+    found = []
+    for method, given in made.items():
         remark = METHODS[method].remark if method in METHODS else ""
-        return PlanCandidate(method, given, predict(given, profile, network, batch=batch), remark=remark)
-
-    found = tuple(made(it) for it in EVERY if it in names)
-    runnable = [it for it in found if it.plan and (it.method == OURS or _keeps(it.plan, profile, wishes))]
-    runnable = runnable or [it for it in found if it.plan]
-    best = min(runnable or found[:1], key=lambda it: it.time_us or 0.0)
-    if best.plan is None:
-        raise PlanError(f"method {best.method}: {best.why_not}")
-    if not divided:
-        return Comparison(costs, topology, batch, memory_bytes, found, best)
-    microbatches = best.plan.microbatches
-    least = LeastTimes(topology)
-    inside = _divided(model, example, loss_fn, costs, least, batch, microbatches, wishes, optimizer)
-    timed = {
-        it.method: it if it.plan is None else replace(it, collectives_us=least.of_replicas(it.plan, profile))
-        for it in found
-    }
-    every = tuple(timed.values())
-    return Comparison(costs, topology, batch, memory_bytes, every, timed[best.method], inside)
+        if isinstance(given, Plan):
+            predicted = predict(given, problem.profile, problem.network, batch=batch)
+            found.append(PlanCandidate(method, given, predicted, remark=remark))
+        else:
+            found.append(PlanCandidate(method, None, None, str(given)))
+    return tuple(found)
 
 
-def _divided(
+def _best(found: Sequence[PlanCandidate], profile: Profile, wishes: PlanWishes) -> PlanCandidate:
+    """The fastest that keeps to all that was asked for, or of those that do not; the first of no plans."""
+    there = [it for it in found if it.plan]
+    keep = [it for it in there if it.plan and (it.method == OURS or _keeps(it.plan, profile, wishes))]
+    return min(keep or there or found[:1], key=lambda it: it.time_us or 0.0)
+
+
+def _with_divided(
+    comparison: Comparison,
     model: Profile | str | nn.Module | Layered,
     example: Example | None,
     loss_fn: LossFunction | None,
-    costs: Costed,
-    least: LeastTimes,
-    batch: int,
-    microbatches: int,
-    wishes: PlanWishes,
     optimizer: OptimizerFactory | None,
-) -> tuple[PlanCandidate, ...]:
-    """What both levels, one stage and fixed layouts give; ways whose stages are replicas are left out."""
+    stages: int | None,
+) -> Comparison:
+    """With what both levels, one stage and fixed layouts give, and what collectives take at least.
+
+    Ways whose stages are replicas are left out.
+    """
+    costs, topology, memory_bytes = comparison.costed, comparison.topology, comparison.memory_bytes
     if costs.device is None:
         what = "a profile" if costs.said_by == "profile" else "a model that is measured"
         raise ProfileError(f"model: must be one whose operators are costed for a device, got {what}")
@@ -253,19 +264,18 @@ def _divided(
         optimizer = optimizer or CATALOG[model].optimizer
         model, example, loss_fn = zoo.build(model)
     assert not isinstance(model, Profile), "it has no device"
-    memory_bytes = wishes.get("memory_bytes")
     found = shard_in_stages(
         trace(model, example, loss_fn, evaluation=False),  # type: ignore[arg-type]
-        least.topology,
+        topology,
         costs.device,
-        batch=batch,
-        microbatches=microbatches,
+        batch=comparison.batch,
+        microbatches=comparison.plan.microbatches,
         memory_bytes=memory_bytes if isinstance(memory_bytes, int) else None,
-        stages=wishes.get("stages"),
+        stages=stages,
         optimizer=optimizer,
         name=costs.profile.model,
     )
-    ways = []
+    least, ways = LeastTimes(topology), []
     for name, way in found.ways.items():
         if way.scheduled is None:
             ways.append(PlanCandidate(name, None, None, way.why_not))
@@ -273,7 +283,14 @@ def _divided(
             least_us = least.of_divided(way.scheduled, found.sliced)
             plan, remark = found.plan_by(name), "one stage of a fixed layout" if name in LAYOUTS else ""
             ways.append(PlanCandidate(name, plan, way.prediction, remark=remark, collectives_us=least_us))
-    return tuple(ways)
+
+    def timed(it: PlanCandidate) -> PlanCandidate:
+        if it.plan is None:
+            return it
+        return replace(it, collectives_us=least.of_replicas(it.plan, costs.profile))
+
+    alternatives, best = tuple(map(timed, comparison.alternatives)), timed(comparison.best)
+    return replace(comparison, alternatives=alternatives, best=best, divided=tuple(ways))
 
 
 def _machine(fabric: Topology | Machine | str) -> Machine:

@@ -46,6 +46,11 @@ class Prediction:
     samples_per_s: float
     timeline: Timeline
 
+    @property
+    def memory_bytes(self) -> int:
+        """That the fullest rank needs."""
+        return max(it.total for it in self.memory)
+
 
 def predict(
     plan: Plan,

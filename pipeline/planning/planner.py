@@ -99,7 +99,7 @@ def plan(
             f"network: must be of the fabric {fabric.name}, got one of topology {network.topology.name}"
         )
     ranks = tuple(range(fabric.ranks))
-    limits = None if memory_bytes is None else tuple(rank_limits(memory_bytes, ranks)[rank] for rank in ranks)
+    limits = None if memory_bytes is None else tuple(rank_limits(memory_bytes, ranks).values())
     # Orders with several stages on a rank are made from plans that keep or recompute all, if from those only.
     by_layer = limits is not None and (order is None or ORDERS[order].in_flight is not None)
     menu: ActivationOptions | None = None

@@ -33,9 +33,8 @@ from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.balance import balanced_cuts
 from arborcast.pipeline.planning.device_order import device_order
 from arborcast.pipeline.planning.hosts import Groups, levels
-from arborcast.pipeline.planning.memory_need import Limit, RangeFits, fitted, range_fits
+from arborcast.pipeline.planning.planning_problem import PlanningProblem
 from arborcast.pipeline.planning.tables import Floats, Integers
-from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan, Stage
 
 BLOCKS = 32
@@ -56,59 +55,38 @@ class BlockRange(NamedTuple):
     devices: int
 
 
-def rannc(
-    profile: Profile,
-    network: LinkCosts,
-    *,
-    batch: int,
-    microbatches: int,
-    memory_bytes: Limit | None = None,
-    count: int | None = None,
-    recompute: bool | None = None,
-) -> Plan:
-    """RaNNC's plan, in GPipe's order.
+def rannc(problem: PlanningProblem) -> Plan:
+    """RaNNC's plan, in GPipe's order; it recomputes wherever there are several microbatches.
 
     Published bandwidths are constants; here messages cost what the narrowest path inside a pipeline does.
-
-    Args:
-        profile: of the model.
-        network: whose ranks are all used.
-        batch: samples of a step.
-        microbatches: that they are divided into.
-        memory_bytes: of every rank, or by rank; None for no limit.
-        count: of stages; None for as few as fit.
-        recompute: None for what is published: wherever there are several microbatches.
 
     Raises:
         PlanError: nothing fits (by how much, in the most stages that there can be), or no path leads on.
         BatchError: there are fewer samples than microbatches, or in one of them fewer than pipelines.
     """
-    Plan([(0, profile.depth, (0,))], microbatches).microbatch_sizes(batch)  # raises where it must
-    again = microbatches > 1 if recompute is None else recompute
-    asked = _Problem(profile, network, batch, microbatches, again, memory_bytes)
-    bounds = asked.blocks()
-    hosts = _hosts(network)
-    most_blocks = len(bounds) - 1
-    tried: tuple[Groups, range] | None = None  # the last
+    problem.check_batch()
+    asked = _Blocks(problem, _bounds(problem))
+    blocks = len(asked.bounds) - 1
+    hosts = _hosts(problem.network)
+    tried: tuple[Groups, int] | None = None  # the last pipelines, the most stages on them
     for used in range(1, len(hosts) + 1):
-        least, most = (used - 1) * len(hosts[0]) + 1, min(used * len(hosts[0]), most_blocks)
-        counts = range(least, most + 1) if count is None else range(max(count, least), min(count, most) + 1)
-        if len(hosts) % used or not counts:
+        least, most = (used - 1) * len(hosts[0]) + 1, min(used * len(hosts[0]), blocks)
+        if len(hosts) % used or least > most:
             continue  # pipelines are alike, and take all of their hosts
         pipelines = tuple(sum(hosts[at : at + used], ()) for at in range(0, len(hosts), used))
-        tried = pipelines, counts[-1:]
-        found = stages(most_blocks, len(pipelines[0]), counts, asked.stage_cost(bounds, pipelines))
-        if found is not None:
+        tried = pipelines, most
+        plan = asked.plan(pipelines, range(least, most + 1))
+        if plan is not None:
             with contextlib.suppress(PlanError):  # ranks may have less memory than those that costs are of
-                return fitted([asked.plan(found, bounds, pipelines)], profile, memory_bytes, batch)
+                return problem.fitted([plan])
     if tried is not None:
-        (pipelines, counts), free = tried, replace(asked, memory_bytes=None)
-        found = stages(most_blocks, len(pipelines[0]), counts, free.stage_cost(bounds, pipelines))
-        if found is not None:
-            return fitted([free.plan(found, bounds, pipelines)], profile, memory_bytes, batch)
+        (pipelines, most), free = tried, replace(problem, memory_bytes=None)
+        plan = _Blocks(free, asked.bounds).plan(pipelines, range(most, most + 1))
+        if plan is not None:
+            return problem.fitted([plan])
     raise PlanError(
-        f"rannc: {most_blocks} blocks in {count or 'any number of'} stages must take all ranks of a pipeline "
-        f"with {batch} samples in {microbatches} microbatches, and do not"
+        f"rannc: {blocks} blocks in any number of stages must take all ranks of a pipeline "
+        f"with {problem.batch} samples in {problem.microbatches} microbatches, and do not"
     )
 
 
@@ -159,92 +137,72 @@ def _traced(choices: list[tuple[Integers, Integers]], end: int, total: int) -> t
     return tuple(reversed(parts))
 
 
+def _recomputes(problem: PlanningProblem) -> bool:
+    return problem.microbatches > 1
+
+
+def _bounds(problem: PlanningProblem) -> tuple[int, ...]:
+    """The layers at which blocks begin, and the number of layers (phase 2).
+
+    More than `BLOCKS` where a block of several layers would not fit on any number of devices.
+    """
+    depth = problem.profile.depth
+    crossing = [0.0, *(problem.profile.output_bytes(cut, problem.samples) for cut in range(1, depth))]
+    fit = problem.range_fits(recompute=_recomputes(problem), order="gpipe")
+    ranks = problem.ranks[: problem.batch // problem.microbatches]
+    most = BLOCKS
+    while True:
+        cuts = balanced_cuts(problem.layer_us, min(most, depth), costs=crossing, slack=SLACK)
+        bounds = (0, *cuts, depth)
+        if most >= depth or all(b == a + 1 or fit(a, b, ranks, 0) for a, b in pairwise(bounds)):
+            return bounds
+        most *= 2
+
+
 @dataclass(frozen=True)
-class _Problem:
-    """What is partitioned, for one number of microbatches."""
+class _Blocks:
+    """Blocks of layers, which begin at `bounds`, and pipelines of them."""
 
-    profile: Profile
-    network: LinkCosts
-    batch: int
-    microbatches: int
-    recompute: bool
-    memory_bytes: Limit | None
+    problem: PlanningProblem
+    bounds: tuple[int, ...]
 
-    def blocks(self) -> tuple[int, ...]:
-        """The layers at which blocks begin, and the number of layers (phase 2).
+    def plan(self, pipelines: Groups, counts: range) -> Plan | None:
+        """The first number of stages that fits on all devices of each pipeline; None for none.
 
-        More than `BLOCKS` where a block of several layers would not fit on any number of devices.
+        Samples stay on their pipeline.
         """
-        profile, samples = self.profile, self.batch / self.microbatches
-        times = [
-            profile.forward_us(it, it + 1, samples) + profile.backward_us(it, it + 1, samples)
-            for it in range(profile.depth)
-        ]
-        crossing = [0.0, *(profile.output_bytes(cut, samples) for cut in range(1, profile.depth))]
-        fit = self._fit()
-        ranks = tuple(range(min(self.network.topology.ranks, self.batch // self.microbatches)))
-        most = BLOCKS
-        while True:
-            cuts = balanced_cuts(times, min(most, profile.depth), costs=crossing, slack=SLACK)
-            bounds = (0, *cuts, profile.depth)
-            if most >= profile.depth or all(
-                b == a + 1 or fit is None or fit(a, b, ranks, 0) for a, b in pairwise(bounds)
-            ):
-                return bounds
-            most *= 2
+        found = stages(len(self.bounds) - 1, len(pipelines[0]), counts, self._stage_cost(pipelines))
+        if found is None:
+            return None
+        made, first = [], 0
+        for part in found:
+            ranks = (rank for pipeline in pipelines for rank in pipeline[first : first + part.devices])
+            made.append(Stage(self.bounds[part.start], self.bounds[part.end], tuple(ranks)))
+            first += part.devices
+        return self.problem.plan(made, "gpipe", "rannc", recompute=_recomputes(self.problem))
 
-    def stage_cost(self, bounds: tuple[int, ...], pipelines: Groups) -> StageCost:
+    def _stage_cost(self, pipelines: Groups) -> StageCost:
         """Times of a stage on so many devices of each pipeline, with its messages each way."""
-        profile, fit = self.profile, self._fit()
-        whole = self.batch // self.microbatches
-        widths = (float(self.network.width(*it)) * BYTES_PER_US for it in pairwise(pipelines[0]))
+        problem, profile = self.problem, self.problem.profile
+        fit = problem.range_fits(recompute=_recomputes(problem), order="gpipe")
+        widths = (float(problem.network.width(*it)) * BYTES_PER_US for it in pairwise(pipelines[0]))
         us_per_byte = max((1 / it for it in widths), default=0.0)
 
         @cache
         def cost(start: int, end: int, devices: int) -> tuple[float, float]:
             replicas = devices * len(pipelines)
             ranks = tuple(rank for pipeline in pipelines for rank in pipeline[:devices])
-            start, end = bounds[start], bounds[end]
-            if replicas > whole or (fit is not None and not fit(start, end, ranks, 0)):
+            start, end = self.bounds[start], self.bounds[end]
+            if replicas > problem.batch // problem.microbatches or not fit(start, end, ranks, 0):
                 return inf, inf
-            share = self.batch / self.microbatches / replicas
+            share = problem.samples / replicas
             sizes = (profile.output_bytes(cut, share) for cut in (start, end) if 0 < cut < profile.depth)
             messages_us = sum(sizes) * us_per_byte
             forward = profile.forward_us(start, end, share)
-            backward = profile.backward_us(start, end, share) + self.recompute * forward
+            backward = profile.backward_us(start, end, share) + _recomputes(problem) * forward
             return forward + messages_us, backward + messages_us
 
         return cost
-
-    def plan(self, parts: tuple[BlockRange, ...], bounds: tuple[int, ...], pipelines: Groups) -> Plan:
-        """The stages on their devices of every pipeline, so that samples stay on their pipeline."""
-        made, first = [], 0
-        for part in parts:
-            ranks = (rank for pipeline in pipelines for rank in pipeline[first : first + part.devices])
-            made.append(Stage(bounds[part.start], bounds[part.end], tuple(ranks)))
-            first += part.devices
-        return Plan(
-            made,
-            self.microbatches,
-            "gpipe",
-            recompute=self.recompute,
-            topology=self.network.topology,
-            model=self.profile.model,
-            method="rannc",
-        )
-
-    def _fit(self) -> RangeFits | None:
-        if self.memory_bytes is None:
-            return None
-        return range_fits(
-            self.profile,
-            self.memory_bytes,
-            tuple(range(self.network.topology.ranks)),
-            batch=self.batch,
-            microbatches=self.microbatches,
-            recompute=self.recompute,
-            order="gpipe",
-        )
 
 
 def _hosts(network: LinkCosts) -> Groups:

@@ -7,12 +7,13 @@ Whether any of it is worth it, the simulator says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from math import inf
 
 from arborcast.pipeline.costs.saved_bytes import Treatment
 from arborcast.pipeline.order import ORDERS
-from arborcast.pipeline.planning.stage_balance import balanced_by
 from arborcast.pipeline.planning.tables import LayerTables
 from arborcast.pipeline.stages import Plan, Stage
 
@@ -70,5 +71,31 @@ def _cut(ranks: dict[int, tuple[int, ...]], layers: LayerTables, samples: float)
 
     if len(bounds) - 1 < len(ranks):
         return None
-    found = balanced_by(cost, len(bounds) - 1, len(ranks))
+    found = _balanced(cost, len(bounds) - 1, len(ranks))
     return tuple(Stage(bounds[a], bounds[b], ranks[stage]) for stage, (a, b) in enumerate(found))
+
+
+def _balanced(cost: Callable[[int, int, int], float], depth: int, parts: int) -> tuple[tuple[int, int], ...]:
+    """The ranges [start, end) of `parts` consecutive parts of the layers, the dearest as cheap as possible.
+
+    What a part costs may depend on which it is: `cost(part, start, end)`. (`model.balance` is for sums.)
+    A dynamic program over (part, layers so far): O(parts depth^2) costs. Of equals, the later cuts.
+    """
+    least = [0.0, *[inf] * depth]  # by the number of layers in the parts so far
+    cuts: list[list[int]] = []
+    for part in range(parts):
+        found, cut = [inf] * (depth + 1), [0] * (depth + 1)
+        last = part == parts - 1
+        for end in [depth] if last else range(part + 1, depth - (parts - 1 - part) + 1):
+            for start in range(end - 1, part - 1, -1):
+                if least[start] >= found[end]:
+                    continue  # this range cannot improve it
+                now = max(least[start], cost(part, start, end))
+                if now < found[end]:
+                    found[end], cut[end] = now, start
+        least = found
+        cuts.append(cut)
+    bounds = [depth]
+    for cut in reversed(cuts):
+        bounds.append(cut[bounds[-1]])
+    return tuple(pairwise(reversed(bounds)))

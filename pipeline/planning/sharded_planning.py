@@ -81,7 +81,7 @@ class TrainingCandidate:
     def memory_bytes(self) -> int:
         """That the fullest rank needs."""
         assert self.prediction is not None, "the caller has seen that there is a plan"
-        return max(it.total for it in self.prediction.memory)
+        return self.prediction.memory_bytes
 
 
 @dataclass(frozen=True)

@@ -10,26 +10,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.device_order import device_order
-from arborcast.pipeline.planning.memory_need import Limit, fitted, rank_limits
+from arborcast.pipeline.planning.memory_need import rank_limits
+from arborcast.pipeline.planning.planning_problem import PlanningProblem
 from arborcast.pipeline.planning.stage_dp import PartitionProblem, partitions
 from arborcast.pipeline.planning.stage_search import plan_of
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
-from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan
 
 
-def spp(
-    profile: Profile,
-    network: LinkCosts,
-    *,
-    batch: int,
-    microbatches: int,
-    memory_bytes: Limit | None = None,
-) -> Plan:
+def spp(problem: PlanningProblem) -> Plan:
     """The best partition into some number of stages, in SPP's list order.
 
     For each number of stages the busiest resource is least busy, where a boundary is as busy as activations
@@ -41,10 +33,10 @@ def spp(
         PlanError: nothing fits (by how much), or a rank does not reach another.
         BatchError: there are fewer samples than microbatches.
     """
-    Plan([(0, profile.depth, (0,))], microbatches).microbatch_sizes(batch)  # raises where it must
-    ranks = tuple(range(network.topology.ranks))
+    problem.check_batch()
+    profile, network, batch, ranks = problem.profile, problem.network, problem.batch, problem.ranks
     layers, devices = LayerTables(profile), DeviceTables(network, device_order(network.topology))
-    free = PartitionProblem(batch, microbatches, "pe")
+    free = PartitionProblem(batch, problem.microbatches, "pe")
 
     def planned(question: PartitionProblem) -> Plan | None:
         found = partitions(layers, devices, question, min(profile.depth, len(ranks)), published=True)
@@ -52,12 +44,11 @@ def spp(
         best = min(plans, key=lambda it: simulate(it, profile, network, batch=batch).time_us, default=None)
         return best and replace(best, method="spp as published")
 
-    plans = [planned(free)]
-    if memory_bytes is not None:
-        limits = tuple(rank_limits(memory_bytes, ranks)[rank] for rank in ranks)
-        limited = (replace(free, limits=limits, recompute=again) for again in (False, True))
-        plans += [planned(question) for question in limited]
-    found = [plan for plan in plans if plan is not None]
+    questions = [free]
+    if problem.memory_bytes is not None:
+        limits = tuple(rank_limits(problem.memory_bytes, ranks).values())
+        questions += [replace(free, limits=limits, recompute=again) for again in (False, True)]
+    found = [plan for plan in map(planned, questions) if plan is not None]
     if not found:
         raise PlanError(f"spp: no pipeline takes all {len(ranks)} ranks with {batch} samples")
-    return fitted(found, profile, memory_bytes, batch)
+    return problem.fitted(found)

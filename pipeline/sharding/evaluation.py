@@ -177,6 +177,17 @@ def calls(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> 
     return tuple(CollectiveCall(*key, *counted[key]) for key in sorted(counted))
 
 
+def fixed_bytes(graph: Graph, chosen: Sequence[Strategy | None]) -> tuple[int, int]:
+    """Bytes of a rank whatever is in flight, of parameters and of messages."""
+    parameters = messages = 0
+    for operator, way in zip(graph.operators, chosen, strict=True):
+        if way is not None and operator.is_end:
+            messages += way.memory_bytes
+        elif way is not None and operator.given is not None:
+            parameters += way.memory_bytes
+    return parameters, messages
+
+
 def updates_ps(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> int:
     """What the updates of a rank's parameters take, of a step."""
     return sum(

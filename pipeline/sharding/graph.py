@@ -10,7 +10,6 @@ Of several inputs it follows the last one made, so that no circle arises.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -398,8 +397,3 @@ def _numbered(operand: Operand, numbers: dict[str, int], *, kept: bool = False) 
 
 def _present(tensor: Tensor) -> tuple[int, ...]:
     return tuple(it for it in tensor.labels if it is not None)
-
-
-def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Of whole tensors."""
-    return sum(it.size_bytes for it in tensors)

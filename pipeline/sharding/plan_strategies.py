@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.meshes import SUM, Mesh
+from arborcast.pipeline.meshes import Mesh
 from arborcast.pipeline.sharding.graph import Graph, MergedOperator
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import spec_of
-from arborcast.pipeline.sharding.strategies import Strategy, strategies
+from arborcast.pipeline.sharding.strategies import Strategy, strategies, summands_of
 from arborcast.pipeline.stage_sharding import (
     OperatorSharding,
     ParameterSharding,
@@ -34,10 +34,6 @@ def operator_sharding(operator: MergedOperator, way: Strategy) -> OperatorShardi
     if operator.given is not None:
         stored = spec_of(operator.result, way.before)
         return ParameterSharding(operator.given.path, stored, way.update or stored)
-    made = tuple(
-        SUM if label in operator.summed else at
-        for label, at in zip(way.before, spec_of(operator.result, way.before), strict=True)
-    )
     return OperatorSharding(
         operator.name,
         operator.kind,
@@ -46,7 +42,7 @@ def operator_sharding(operator: MergedOperator, way: Strategy) -> OperatorShardi
             ReadSharding(tensor.value, demand.spec, demand.gradient)
             for tensor, demand in zip(operator.reads, way.demands, strict=True)
         ),
-        made,
+        summands_of(operator, way.before),
         spec_of(operator.result, way.after),
         tuple((it.value, spec) for it, spec in zip(operator.outputs, way.outputs, strict=True)),
     )

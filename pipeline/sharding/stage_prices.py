@@ -15,6 +15,7 @@ from itertools import accumulate
 from arborcast.pipeline.costs.devices import DeviceRates
 from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.meshes import Mesh, meshes
+from arborcast.pipeline.sharding.evaluation import fixed_bytes
 from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.repeats import renamed
@@ -285,11 +286,7 @@ class StagePrices:
 
 def _memory(found: Sharding, in_flight: int) -> int:
     """Bytes of a rank with so many microbatches in flight, of a choice made with one."""
-    fixed = sum(
-        way.memory_bytes
-        for operator, way in zip(found.graph.operators, found.chosen, strict=True)
-        if way is not None and (operator.given is not None or operator.is_end)
-    )
+    fixed = sum(fixed_bytes(found.graph, found.chosen))
     return fixed + in_flight * (found.cost.memory_bytes - fixed)
 
 

@@ -162,36 +162,6 @@ def drawn(treatments, lengths):
     return tuple(Segment(a, b, it) for it, a, b in zip(treatments, bounds, bounds[1:], strict=False))
 
 
-def test_a_drawn_choice():
-    """Three equal layers of 10 bytes, 2 of them the input, two microbatches in flight.
-
-        choice               kept     most of one    both     us more
-        keep 3               30       30             60       0
-        recompute 1, keep 2  20       20             40       4
-        recompute 2, keep 1  10       20             30       9
-        recompute 1+1, ...   12       12             24       9
-        recompute 1+1+1      4        4 + 8          16       15
-
-    The first layer takes in the batch, which is there anyway.
-    """
-    profile = Profile(
-        "three", 1, tuple(Layer(f"{i}", 4.0 + i, 9.0, 2, 10, 0, 0) for i in range(3))
-    )  # fmt: skip
-    for limit, segments, time in (
-        (60, drawn([KEEP], [3]), 0.0),
-        (59, drawn([RECOMPUTE, KEEP], [1, 2]), 4.0),
-        (40, drawn([RECOMPUTE, KEEP], [1, 2]), 4.0),
-        (39, drawn([RECOMPUTE, KEEP], [2, 1]), 9.0),
-        (30, drawn([RECOMPUTE, KEEP], [2, 1]), 9.0),
-        (29, drawn([RECOMPUTE, RECOMPUTE, KEEP], [1, 1, 1]), 9.0),
-        (24, drawn([RECOMPUTE, RECOMPUTE, KEEP], [1, 1, 1]), 9.0),
-        (16, drawn([RECOMPUTE] * 3, [1, 1, 1]), 15.0),
-        (15, None, 0.0),
-    ):
-        found = Units(profile, ActivationOptions(True), 1, 1.0).choice(0, 3, 2, limit)
-        assert (found and (found.segments, found.extra_us)) == (segments and (segments, time)), limit
-
-
 def test_a_copy_hides_behind_the_next_layer():
     """8 bytes at 2 bytes a us take 4 us: hidden by 4 and 9 us of the layer behind, of nothing at the end."""
     profile = Profile("two", 1, tuple(Layer(f"{i}", 4.0, 9.0, 2, 8, 0, 0) for i in range(2)))

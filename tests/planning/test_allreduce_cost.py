@@ -10,11 +10,11 @@ from arborcast import synth, topologies
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.plan_prediction import predict
-from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.stages import BUCKET_BYTES, Plan
 from arborcast.synth import features
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Link, Topology
+from tests.support.planning_cases import model, wired
 
 SIZES = (1 << 16, 1 << 20, 1 << 26, 1 << 30)
 
@@ -23,7 +23,7 @@ SIZES = (1 << 16, 1 << 20, 1 << 26, 1 << 30)
 @pytest.mark.parametrize("size_bytes", SIZES)
 def test_the_prediction_has_the_schedules_own_time(spec, ranks, size_bytes):
     fabric = topologies.load(spec)
-    profile = Profile("one", 4, (Layer("layer", 1.0, 1.0, 0, 0, size_bytes, size_bytes),))
+    profile = model([1.0], samples=4, weights=size_bytes)
     made = Plan([(0, 1, ranks)], 1, topology=fabric)
     time_us = sum(
         it.end_us - it.start_us
@@ -48,8 +48,8 @@ def test_by_its_rate_alone_a_large_allreduce_costs_the_same_and_a_small_one_less
 def test_of_paths_of_equal_length_the_narrowest_link_decides(order):
     """By way of one rank 1 and 10 GB/s, by way of the other 5 and 5: the last link is not what counts."""
     narrow, even = order
-    links = [Link(0, narrow, 1), Link(narrow, 3, 10), Link(0, even, 5), Link(even, 3, 5)]
-    network = LinkCosts(Topology.build("two ways", 4, links))
+    rates = {(0, narrow): 1, (narrow, 3): 10, (0, even): 5, (even, 3): 5}
+    network = LinkCosts(wired(4, rates, both=False))
     assert network.path(0, 3) == ((0, even), (even, 3))
     assert network.transfer_us({(0, 3): 5000}) == pytest.approx(1)
 
@@ -65,13 +65,12 @@ def test_messages_that_start_together_by_hand():
 
 
 def test_of_equal_paths_the_one_by_the_first_vertex_is_taken():
-    links = [Link(0, at, Fraction(1)) for at in (1, 2)] + [Link(at, 3, Fraction(1)) for at in (1, 2)]
-    assert LinkCosts(Topology.build("two ways", 4, links)).path(0, 3) == ((0, 1), (1, 3))
+    ways = dict.fromkeys([(0, 1), (0, 2), (1, 3), (2, 3)], 1)
+    assert LinkCosts(wired(4, ways, both=False)).path(0, 3) == ((0, 1), (1, 3))
 
 
 def test_a_direct_link_is_taken_however_wide_a_longer_way_is_and_no_way_is_refused():
-    links = [Link(0, 1, Fraction(1)), Link(0, 2, Fraction(5)), Link(2, 1, Fraction(5))]
-    network = LinkCosts(Topology.build("one way", 3, links))
+    network = LinkCosts(wired(3, {(0, 1): 1, (0, 2): 5, (2, 1): 5}, both=False, name="one way"))
     assert network.path(0, 1) == ((0, 1),)
     with pytest.raises(PlanError, match="topology one way: no path leads from rank 1 to rank 0"):
         network.path(1, 0)
@@ -103,6 +102,6 @@ def test_one_rank_and_no_bytes_cost_nothing_and_others_their_software_too(by_sch
 
 def test_ranks_that_add_slower_than_links_bring_limit_an_allreduce():
     """Two links of 10 GB/s and 4 GB/s of sums: 1000 bytes take 0.25 us, and 2 for each rank beside them."""
-    fabric = Topology.build("pair", 2, [Link(0, 1, 10), Link(1, 0, 10)])
+    fabric = wired(2, {(0, 1): 10})
     assert LinkCosts(fabric, collective_us=2, sum_gbps=4).allreduce_us((0, 1), 1000) == 4.25
     assert LinkCosts(fabric, collective_us=2, sum_gbps=40).allreduce_us((0, 1), 1000) == 4.1

@@ -18,6 +18,7 @@ from arborcast.pipeline.costs.measured import profile
 from arborcast.pipeline.errors import ProfileError
 from arborcast.pipeline.model.divisible import Divisible
 from arborcast.topologies.gpus import GPUS
+from tests.support.refusals import refusals
 
 ROUND = DeviceRates(
     "round", {"float32": 1e12}, 100, 2**30, efficiency=0.5, memory_efficiency=0.5, launch_us=3
@@ -208,17 +209,7 @@ def test_devices_by_name():
         device_named("k8")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"flops": {"float32": 0}}, "flops of float32 must be finite and positive, got 0"),
-        ({"memory_gbps": float("nan")}, "memory_gbps must be finite and positive, got nan"),
-        ({"efficiency": 1.5}, r"efficiency must be in \(0, 1\], got 1.5"),
-        ({"memory_efficiency": 0}, r"memory_efficiency must be in \(0, 1\], got 0"),
-        ({"launch_us": -1}, "launch_us must be finite and not negative, got -1"),
-        ({"memory_bytes": 0}, "memory_bytes must be at least 1, got 0"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), refusals(__file__, "test_devices_refused"))
 def test_devices_refused(change, message):
     with pytest.raises(ProfileError, match=f"device v100: {message}"):
         dataclasses.replace(V100, **change)

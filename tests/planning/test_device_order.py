@@ -13,26 +13,18 @@ from arborcast import topologies
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.device_order import device_order, minimum_cut, path_weights, transposed
-from arborcast.synth.topology import Link, Topology
+from arborcast.synth.topology import Topology
+from tests.support.planning_cases import wired
 from tests.support.strategies import topologies as drawn_topologies
 
 
 def hosts_behind_a_switch(hosts: int, gpus: int, inside: Fraction | int, outside: Fraction | int) -> Topology:
     """GPUs of a host in a clique of cables; each host has one NIC, which they reach over a PCIe switch."""
     ranks = hosts * gpus
-    fabric = ranks + hosts
-    links = []
-    for host in range(hosts):
-        members = range(host * gpus, (host + 1) * gpus)
-        links += [Link(a, b, Fraction(inside)) for a in members for b in members if a != b]
-        for rank in members:
-            links += [Link(rank, ranks + host, Fraction(16)), Link(ranks + host, rank, Fraction(16))]
-        links += [
-            Link(ranks + host, fabric, Fraction(outside)),
-            Link(fabric, ranks + host, Fraction(outside)),
-        ]
-    switches = [f"pcie{host}" for host in range(hosts)]
-    return Topology.build("hosts", ranks, links, [*switches, "fabric"])
+    rates = {(a, b): inside for a, b in combinations(range(ranks), 2) if a // gpus == b // gpus}
+    rates |= {(rank, ranks + rank // gpus): 16 for rank in range(ranks)}
+    rates |= {(ranks + host, ranks + hosts): outside for host in range(hosts)}
+    return wired(ranks, rates, switches=[*(f"pcie{host}" for host in range(hosts)), "fabric"])
 
 
 def cut_value(side, ranks, weights) -> int:
@@ -91,18 +83,15 @@ def test_boxes_stay_together():
 
 def test_ranks_over_narrow_links_are_cut_apart():
     # Two pairs with 10 GB/s inside and 1 GB/s between: the cut of weight 2 + 2 goes between the pairs.
-    links = [Link(a, b, Fraction(10)) for a, b in [(0, 2), (2, 0), (1, 3), (3, 1)]]
-    links += [Link(a, b, Fraction(1)) for a, b in [(2, 1), (1, 2), (0, 3), (3, 0)]]
-    topology = Topology.build("pairs", 4, links)
+    topology = wired(4, {(0, 2): 10, (1, 3): 10, (2, 1): 1, (0, 3): 1})
     assert minimum_cut(range(4), path_weights(LinkCosts(topology))) == ((0, 2), (1, 3))
     assert device_order(topology) == (0, 2, 1, 3)
 
 
 def test_weights_are_exact_and_go_through_switches_only():
     # 0 - switch - 1 at 1/3 and 1/2 GB/s, narrowest 1/3 each way; 1 - 2 at 1/7; 0 to 2 leads through rank 1.
-    links = [Link(0, 3, Fraction(1, 3)), Link(3, 1, Fraction(1, 2)), Link(1, 2, Fraction(1, 7))]
-    links += [Link(link.dst, link.src, link.bandwidth) for link in links]
-    weights = path_weights(LinkCosts(Topology.build("line", 3, links, ["switch"])))
+    rates = {(0, 3): Fraction(1, 3), (3, 1): Fraction(1, 2), (1, 2): Fraction(1, 7)}
+    weights = path_weights(LinkCosts(wired(3, rates, switches=["switch"])))
     # 2/3 and 2/7 in units of 1/21
     assert weights == {0: {1: 14}, 1: {0: 14, 2: 6}, 2: {1: 6}}
 
@@ -112,7 +101,7 @@ def test_one_rank_is_an_order():
 
 
 def test_ranks_that_do_not_reach_each_other_are_refused():
-    one_way = Topology.build("one-way", 2, [Link(0, 1, Fraction(1))])
+    one_way = wired(2, {(0, 1): 1}, both=False, name="one-way")
     with pytest.raises(PlanError, match="topology one-way: no path leads from rank 1 to rank 0"):
         device_order(one_way)
 

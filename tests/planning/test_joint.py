@@ -18,7 +18,6 @@ from arborcast.pipeline.meshes import meshes
 from arborcast.pipeline.planning.device_order import device_order
 from arborcast.pipeline.planning.interop_search import best_joint, one_stage
 from arborcast.pipeline.planning.sharded_planning import choose_both
-from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.layouts import LAYOUTS
@@ -29,8 +28,9 @@ from arborcast.pipeline.sharding.stage_prices import StagePrices
 from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.simulation.synchronisation import sum_us
 from arborcast.pipeline.stages import Plan, boundary_messages
-from arborcast.synth.topology import Link, Topology
-from tests.sharding.examples import UNIT, Writer, profile_of, ring
+from arborcast.synth.topology import Topology
+from tests.sharding.examples import UNIT, Writer, products, profile_of, ring
+from tests.support.planning_cases import line, model, wired
 
 
 @dataclass
@@ -116,12 +116,8 @@ def questions(draw: st.DrawFn, ranks: int) -> Question:
     it.softmax("softmax", it.add("s", y, x) if draw(st.booleans()) else y)
     rate = draw(st.sampled_from([Fraction(1), Fraction(20), Fraction(1000)]))
     slow = draw(st.sampled_from([rate, rate / 10]))
-    links = [
-        Link(a, b, slow if {a, b} == {1, 2} else rate, Fraction(0))
-        for one, other in pairwise(range(ranks))
-        for a, b in ((one, other), (other, one))
-    ]
-    return Question(it.graph(), Topology.build("line", ranks, links), draw(st.integers(1, 4)))
+    rates = {hop: slow if hop == (1, 2) else rate for hop in pairwise(range(ranks))}
+    return Question(it.graph(), wired(ranks, rates), draw(st.integers(1, 4)))
 
 
 SHARES = st.sampled_from([None, 1.0, 0.8])
@@ -163,13 +159,8 @@ def check_best(question: Question, share: float | None) -> None:
     [(512, 1), pytest.param(8, 1, marks=pytest.mark.long), pytest.param(64, 100, marks=pytest.mark.long)],
 )
 def test_never_worse_than_either_level_alone_or_a_fixed_layout(rows, rate):
-    it = Writer()
-    x = it.input("x", rows, 64)
-    for layer in range(3):
-        it.place = layer
-        x = it.gelu(f"g{layer}", it.linear(f"l{layer}", x, it.weight(f"w{layer}", 64, 64)))
     topology = ring(4, rate)
-    prices = Question(it.graph(), topology, 4).prices()
+    prices = Question(products(rows, [64] * 4), topology, 4).prices()
     network, order = LinkCosts(topology), range(4)
     alone = [one_stage(prices, order).step_ps()]
     for layout in LAYOUTS.values():
@@ -207,12 +198,7 @@ def test_memory_that_cannot_fit_says_by_how_much_and_where():
 )
 @settings(max_examples=60, deadline=None)
 def test_passes_in_1f1b_take_no_longer_than_the_formula(stages: Sequence[tuple[int, int]], microbatches: int):
-    layers = tuple(Layer(f"l{at}", f + 1, b + 1, 0, 0, 0, 0) for at, (f, b) in enumerate(stages))
-    profile = Profile("p", 1, layers)
-    links = [Link(a, a + 1, Fraction(1), Fraction(0)) for a in range(len(stages))]
-    topology = Topology.build(
-        "line", len(stages) + 1, links + [Link(it.dst, it.src, it.bandwidth) for it in links]
-    )
+    profile, topology = model([(f + 1, b + 1) for f, b in stages]), line(len(stages) + 1)
     plan = Plan([(at, at + 1, (at,)) for at in range(len(stages))], microbatches, "1f1b", topology=topology)
     each = [f + b + 2 for f, b in stages]
     took = simulate(plan, profile, LinkCosts(topology), batch=microbatches).time_us

@@ -9,7 +9,6 @@ from torch import nn
 from arborcast.pipeline import zoo as networks
 from arborcast.pipeline.costs.analytic import analyse
 from arborcast.pipeline.costs.devices import V100
-from arborcast.pipeline.costs.measured import profile
 from arborcast.pipeline.errors import ProfileError
 from arborcast.pipeline.zoo import bert
 
@@ -42,8 +41,6 @@ def small():
 
 def test_a_small_one_runs_and_trains():
     model, example = small()
-    found = profile(model, example, repeats=1, warmups=0, fixed=False)
-    assert found.depth == model.depth
     model(*example).square().sum().backward()
     assert all(it.grad is not None and it.grad.isfinite().all() for it in model.parameters())
 

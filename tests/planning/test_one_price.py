@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +16,7 @@ from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.planning.alternatives import data_parallel
 from arborcast.pipeline.planning.divided_prediction import predict_divided
 from arborcast.pipeline.planning.interop_search import JointPlan, one_stage
+from arborcast.pipeline.planning.planning_problem import PlanningProblem
 from arborcast.pipeline.planning.sharded_planning import (
     choose_both,
     divides_samples_alone,
@@ -29,18 +29,7 @@ from arborcast.pipeline.sharding.layouts import LAYOUTS
 from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.pipeline.sharding.stage_prices import StagePrices
 from arborcast.pipeline.simulation.pass_simulator import simulate
-from tests.sharding.examples import UNIT, Writer, profile_of
-
-
-def products(rows: int, widths: list[int]) -> Graph:
-    """Products and their gelus, a layer each."""
-    it = Writer()
-    x = it.input("x", rows, widths[0])
-    for layer, (one, other) in enumerate(pairwise(widths)):
-        it.place = layer
-        x = it.gelu(f"g{layer}", it.linear(f"l{layer}", x, it.weight(f"w{layer}", other, one)))
-    return replace(it.graph(), samples=rows)
-
+from tests.sharding.examples import UNIT, products, profile_of
 
 models = st.builds(
     products, st.sampled_from([4, 8, 64]), st.lists(st.sampled_from([4, 8, 64]), min_size=2, max_size=4)
@@ -55,7 +44,7 @@ def test_data_parallelism_is_one_plan_of_one_price(graph: Graph, fabric: str, mi
     network, batch = LinkCosts(topology), graph.samples * microbatches
     found = choose_both(graph, topology, UNIT, profile, microbatches=microbatches)
     way, ours = found.ways["data-parallel"], found.plan_by("data-parallel")
-    theirs = data_parallel(profile, network, batch=batch, microbatches=microbatches)
+    theirs = data_parallel(PlanningProblem(profile, network, batch, microbatches))
     assert not ours.is_divided
     assert ours.passes == theirs.passes
     assert [(it.start, it.end, set(it.ranks)) for it in ours.stages] == [

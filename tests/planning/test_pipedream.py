@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 import pytest
@@ -12,9 +13,9 @@ from arborcast.pipeline.costs.devices import with_reserve
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.pipedream import DeviceRange, pipedream, program
-from arborcast.pipeline.profiles import Layer, Profile
-from arborcast.synth.topology import Link, Topology
+from arborcast.pipeline.planning.planning_problem import PlanningProblem
 from arborcast.topologies import load
+from tests.support.planning_cases import MB, model, wired
 
 
 def compositions(total: int, parts: int) -> list[tuple[tuple[int, int], ...]]:
@@ -28,8 +29,7 @@ def test_the_program_is_the_least_of_all_pipelines(depth: int, devices: int, dat
     amount = st.integers(0, 9)
     costs = {
         (a, b, first, count): data.draw(amount)
-        for a in range(depth)
-        for b in range(a + 1, depth + 1)
+        for a, b in combinations(range(depth + 1), 2)
         for first in range(devices)
         for count in range(1, devices - first + 1)
     }
@@ -42,77 +42,68 @@ def test_the_program_is_the_least_of_all_pipelines(depth: int, devices: int, dat
     candidates = [
         [DeviceRange(a, b, p, q - p) for (a, b), (p, q) in zip(layers, ranks, strict=True)]
         for parts in range(1, min(depth, devices) + 1)
-        for layers in compositions(depth, parts)
-        for ranks in compositions(devices, parts)
+        for layers, ranks in product(compositions(depth, parts), compositions(devices, parts))
     ]
     value, pieces = program(depth, devices, lambda *it: costs[it], lambda *it: boundary[it])[depth]
-    assert value == min(time(candidate) for candidate in candidates)
-    assert value == time(list(pieces))
+    assert value == min(time(candidate) for candidate in candidates) == time(list(pieces))
     assert list(pieces) in candidates
 
 
-def uniform(depth: int, *, time: float, output: int, weights: int) -> Profile:
-    layers = [Layer(f"layer{i}", time, 2 * time, output, output, weights, weights) for i in range(depth)]
-    return Profile("uniform", 32, tuple(layers))
-
-
-def hosts(permutation: tuple[int, ...] = (0, 1, 2, 3)) -> Topology:
-    """Two hosts of two ranks: 100 GB/s inside, 1 GB/s across; ranks numbered as told."""
-    a, b, c, d = permutation
-    links = [Link(u, v, 100) for pair in ((a, b), (c, d)) for u, v in (pair, pair[::-1])]
-    links += [Link(rank, 4, 1) for rank in range(4)] + [Link(4, rank, 1) for rank in range(4)]
-    return Topology.build("two hosts", 4, links, ["switch"])
+def problem(
+    depth: int, time: float, output: int, weights: int, fabric: str = "full:4", batch: int = 32
+) -> PlanningProblem:
+    profile = model([time] * depth, samples=32, output=output, saved=output, weights=weights)
+    return PlanningProblem(profile, LinkCosts(load(fabric)), batch, 4)
 
 
 def test_light_weights_are_replicated_heavy_ones_cut() -> None:
-    network = LinkCosts(load("full:4"))
-    light = pipedream(uniform(8, time=1000, output=10**8, weights=8), network, batch=32, microbatches=4)
+    light = pipedream(problem(8, 1000, output=10**8, weights=8))
     assert [stage.ranks for stage in light.stages] == [(0, 1, 2, 3)]
-    heavy = pipedream(uniform(8, time=1000, output=8, weights=10**8), network, batch=32, microbatches=4)
-    assert [(it.start, it.end, it.ranks) for it in heavy.stages] == [
-        (0, 2, (0,)),
-        (2, 4, (1,)),
-        (4, 6, (2,)),
-        (6, 8, (3,)),
-    ]
+    heavy = pipedream(problem(8, 1000, output=8, weights=10**8))
+    cut = [(2 * rank, 2 * rank + 2, (rank,)) for rank in range(4)]
+    assert [(it.start, it.end, it.ranks) for it in heavy.stages] == cut
     assert (heavy.order, heavy.method) == ("1f1b", "pipedream")
 
 
 @pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (0, 2, 1, 3)])
 def test_by_levels_pipelines_stay_inside_hosts(ranks: tuple[int, ...]) -> None:
-    """Fat activations, light weights, a batch that replicas of single ranks cannot share: host replicas."""
-    profile = uniform(4, time=30_000, output=4 * 10**8, weights=10**6)
-    plan = pipedream(profile, LinkCosts(hosts(ranks)), batch=8, microbatches=4)
+    """Fat activations, light weights, a batch that replicas of single ranks cannot share: host replicas.
+
+    Two hosts of two ranks have 100 GB/s inside, 1 GB/s across; ranks are numbered as told.
+    """
     a, b, c, d = ranks
+    hosts = wired(4, {(a, b): 100, (c, d): 100} | {(rank, 4): 1 for rank in range(4)}, switches=["switch"])
+    asked = problem(4, 30_000, output=400 * MB, weights=MB, batch=8)
+    plan = pipedream(replace(asked, network=LinkCosts(hosts)))
     assert [(it.start, it.end, it.ranks) for it in plan.stages] == [(0, 2, (a, c)), (2, 4, (b, d))]
     assert plan.method == "pipedream by levels"
 
 
 def test_where_its_plan_does_not_fit_the_program_runs_again_over_what_fits() -> None:
-    """Light weights ask for replicas of everything; memory holds two of three layers on a rank."""
-    profile = uniform(3, time=10_000, output=10**3, weights=10**6)  # 1 MB and 1 MB of gradients a layer
-    network = LinkCosts(load("full:2"))
-    free = pipedream(profile, network, batch=32, microbatches=4)
-    assert len(free.stages) == 1
-    tight = pipedream(profile, network, batch=32, microbatches=4, memory_bytes=with_reserve(5_000_000))
+    """Light weights ask for replicas of everything; memory holds two of three layers on a rank.
+
+    A layer has 1 MB of weights and 1 MB of gradients.
+    """
+    free = problem(3, 10_000, output=10**3, weights=MB, fabric="full:2")
+    assert len(pipedream(free).stages) == 1
+    tight = pipedream(replace(free, memory_bytes=with_reserve(5 * MB)))
     assert [it.replicas for it in tight.stages] == [1, 1]
     with pytest.raises(PlanError, match="too many"):
-        pipedream(profile, network, batch=32, microbatches=4, memory_bytes=1_000_000)
+        pipedream(replace(free, memory_bytes=MB))
 
 
 def test_replicas_never_outnumber_the_samples_of_a_microbatch() -> None:
-    profile = uniform(3, time=1000, output=8, weights=8)
-    plan = pipedream(profile, LinkCosts(load("full:4")), batch=8, microbatches=4)
+    plan = pipedream(problem(3, 1000, output=8, weights=8, batch=8))
     assert max(stage.replicas for stage in plan.stages) == 2
     assert plan.microbatch_sizes(8) == (2, 2, 2, 2)
 
 
 def test_bad_input() -> None:
-    profile = uniform(2, time=1, output=8, weights=8)
-    with pytest.raises(BatchError, match="batch of 3 samples: must have at least 4"):
-        pipedream(profile, LinkCosts(load("full:2")), batch=3, microbatches=4)
-    with pytest.raises(PlanError, match="no pipeline of 2 layers takes all of 4 ranks"):
-        pipedream(profile, LinkCosts(load("full:4")), batch=4, microbatches=4)
-    halves = Topology.build("halves", 2, [])
-    with pytest.raises(PlanError, match="no path leads from rank 0 to rank 1"):
-        pipedream(profile, LinkCosts(halves), batch=4, microbatches=4)
+    asked = problem(2, 1, output=8, weights=8, batch=4)
+    for change, error, said in (
+        ({"batch": 3}, BatchError, "batch of 3 samples: must have at least 4"),
+        ({}, PlanError, "no pipeline of 2 layers takes all of 4 ranks"),
+        ({"network": LinkCosts(wired(2, {}))}, PlanError, "no path leads from rank 0 to rank 1"),
+    ):
+        with pytest.raises(error, match=said):
+            pipedream(replace(asked, **change))

@@ -5,7 +5,7 @@ import random
 from collections import deque
 from dataclasses import replace
 from fractions import Fraction
-from itertools import count
+from itertools import combinations, count
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +21,7 @@ from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
+from tests.support.planning_cases import model, wired
 
 
 def step_us(times, messages, microbatches, *, one_channel=False):
@@ -121,8 +122,8 @@ def test_the_allreduce_must_not_be_folded_into_the_busiest_stage():
 
 def test_the_bound_of_a_plan_by_hand():
     """Two stages of 3 us on 2 samples, 4 microbatches; 4 us forth and 8 us back: (1 + 4/4) · 4·8 = 64."""
-    fabric = Topology.build("uneven", 2, [Link(0, 1, Fraction(2)), Link(1, 0, Fraction(1))])
-    costs = Profile("drawn", 2, (Layer("a", 1, 2, 8000, 0, 0, 0), Layer("b", 1, 2, 0, 0, 0, 0)))
+    fabric = wired(2, {(0, 1): 2, (1, 0): 1}, both=False)
+    costs = model([1, 1], samples=2, output=8000)
     plan = Plan([(0, 1, [0]), (1, 2, [1])], 4, "pe")
     assert bound_us(plan, costs, LinkCosts(fabric), batch=8) == 64
     updated = replace(costs, layers=(replace(costs.layers[0], update_us=5), costs.layers[1]))
@@ -136,16 +137,15 @@ def test_messages_over_several_links_by_hand():
     hops = [(0, 2, 2, 1), (2, 1, 1, 2), (1, 2, 4, 1), (2, 0, 4, 2)]
     links = [Link(u, v, Fraction(rate), Fraction(latency)) for u, v, rate, latency in hops]
     network = LinkCosts(Topology.build("hub", 2, links, ["hub"]), message_us=2)
-    costs = Profile("drawn", 2, (Layer("a", 1, 2, 8000, 0, 0, 0), Layer("b", 1, 2, 0, 0, 0, 0)))
-    assert bound_us(Plan([(0, 1, [0]), (1, 2, [1])], 1, "pe"), costs, network) == 5 * (2 + 11)
+    plan = Plan([(0, 1, [0]), (1, 2, [1])], 1, "pe")
+    assert bound_us(plan, model([1, 1], samples=2, output=8000), network) == 5 * (2 + 11)
 
 
 def test_messages_that_share_a_link_by_hand():
     """Two ranks send 1000 bytes each over the one link from the hub: 2 us at half of 1000 per us."""
-    links = [Link(*hop, Fraction(1)) for rank in range(3) for hop in ((rank, 3), (3, rank))]
-    costs = Profile("drawn", 1, (Layer("a", 0, 0, 1000, 0, 0, 0), Layer("b", 0, 0, 0, 0, 0, 0)))
+    star = wired(3, {(rank, 3): 1 for rank in range(3)}, switches=["hub"])
     plan = Plan([(0, 1, [0, 1]), (1, 2, [2])], 1, "pe")
-    assert bound_us(plan, costs, LinkCosts(Topology.build("star", 3, links, ["hub"])), batch=2) == 5 * 2
+    assert bound_us(plan, model([0, 0], output=1000), LinkCosts(star), batch=2) == 5 * 2
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,7 @@ def test_messages_that_share_a_link_by_hand():
 )
 def test_replicas_with_unequal_shares_by_hand(handling_us, output_bytes, busiest):
     """Of 6 samples two ranks send 3 each to three ranks, of which the middle one takes from both."""
-    fabric = Topology.build(
-        "full", 5, [Link(u, v, Fraction(1)) for u in range(5) for v in range(5) if u != v]
-    )
+    fabric = wired(5, dict.fromkeys(combinations(range(5), 2), 1))
     layers = (Layer("a", 0, 0, output_bytes, 0, 0, 0), Layer("b", 5, 5, 0, 0, 0, 0))
     plan = Plan([(0, 1, [0, 1]), (1, 2, [2, 3, 4])], 1, "pe")
     network = LinkCosts(fabric, handling_us=handling_us)
@@ -222,12 +220,7 @@ def test_what_all_need_by_hand():
 
 
 def test_allreduces_and_ties_are_in_it():
-    costs = Profile(
-        "drawn",
-        1,
-        tuple(Layer(f"layer{i}", 1, 1, 0, 0, 5000, 5000) for i in range(2)),
-        (Tie("tied", 1000, (0, 1)),),
-    )
+    costs = model([(1, 1)] * 2, weights=5000, ties=[Tie("tied", 1000, (0, 1))])
     network = LinkCosts(load("full:3"))
     plan = Plan([(0, 1, [0, 1]), (1, 2, [2])], 4, "pe")
     exchange = network.allreduce_us([0, 1], 5000) + network.allreduce_us([0, 1, 2], 1000)

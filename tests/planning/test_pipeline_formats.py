@@ -29,6 +29,8 @@ from arborcast.pipeline.stage_sharding import OperatorSharding, ParameterShardin
 from arborcast.pipeline.stages import Plan, Stage
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.reading import parse_json
+from tests.support.planning_cases import model
+from tests.support.refusals import refusals
 
 times = st.just(0.0) | st.floats(1e-9, 1e12)
 sizes = st.integers(0, 1 << 50)
@@ -111,15 +113,8 @@ def test_plans_say_by_layer_what_becomes_of_results(tmp_path: Path) -> None:
         {"treatment": treatment, "layers": layers}
         for treatment, layers in (("keep", 2), ("recompute", 2), ("recompute", 1))
     ]
-    for broken, message in (
-        (found[:2], "plan: stage 0: segments must end at layer 5, got 4"),
-        ([{"treatment": "drop", "layers": 5}], r"stages\[0\].segments\[0\].treatment: .*'drop'"),
-        (
-            [{"treatment": "keep", "layers": 0}],
-            r"segments\[0\].layers: must be at least 1, got 0",
-        ),
-    ):
-        document["stages"][0]["segments"] = broken
+    for broken, message in refusals(__file__, "test_wrong_segments_are_refused"):
+        document["stages"][0]["segments"] = [{"treatment": it, "layers": count} for it, count in broken]
         with pytest.raises(PlanError, match=message):
             plan_from_document(document, "broken.json")
     with pytest.raises(PlanError, match="offload_gbps must be given where stage 1 offloads, got none"):
@@ -140,8 +135,7 @@ def test_what_nobody_measured_is_not_in_a_profile_file() -> None:
 
 
 def test_profile_files_have_a_layer_a_line(tmp_path: Path) -> None:
-    layers = tuple(Layer(f"layer{index}", 1.5, 3.0, 4, 8, 12, 12) for index in range(3))
-    profile = Profile("three", 16, layers)
+    profile = model([1.5] * 3, samples=16, output=4, saved=8, weights=12)
     write_profile(profile, tmp_path / "profile.json")
     assert read_profile(tmp_path / "profile.json") == profile
     assert sum("layer" in line for line in (tmp_path / "profile.json").read_text().splitlines()) == 3
@@ -173,24 +167,7 @@ def test_plans_whose_operators_are_divided_come_back(tmp_path: Path) -> None:
         plan_from_document(document | {"order": "1f1b"}, "plan.json")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format": "arborcast.plan/5"}, "format: must be a plan in the format arborcast.plan/4, got"),
-        ({"microbatches": 0}, r"microbatches: must be at least 1, got 0"),
-        ({"order": "2f2b"}, "order must be one of 1f1b, pe, gpipe, interleaved, zb-h1, zb-v, got 2f2b"),
-        ({"order": "interleaved"}, "order interleaved must have at least two stages on each group of ranks"),
-        ({"stages": []}, "stages: must have at least 1 entries, got 0"),
-        ({"stages": [{"start": 1, "end": 2, "ranks": [0]}]}, "stage 0 must start at layer 0"),
-        ({"stages": [{"start": 0, "end": 2, "ranks": [9]}]}, "rank must be in 0..3 of the topology, got 9"),
-        (
-            {"stages": [{"start": 0, "end": 2, "ranks": [0]}, {"start": 2, "end": 3, "ranks": [0]}]},
-            "order pe must have every stage on ranks of its own, got 2 stages on 1 groups of ranks, 0\\+1",
-        ),
-        ({"colour": "green"}, "colour: is no key known here"),
-        ({"topology": {"ranks": 0, "links": []}}, r"topology: ranks: must be at least 1, got 0"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), refusals(__file__, "test_wrong_plans_are_one_line"))
 def test_wrong_plans_are_one_line(change: dict[str, object], message: str) -> None:
     with pytest.raises(PlanError, match=message) as caught:
         plan_from_document(written(plan_to_document(PLAN) | change), "plan.json")
@@ -199,14 +176,7 @@ def test_wrong_plans_are_one_line(change: dict[str, object], message: str) -> No
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({"forward_us": -1}, r"layer 0 \(fc\): forward_us must be finite and not negative, got -1"),
-        ({"forward_fixed_us": 3}, "forward_fixed_us must be at most forward_us, got 3.0 and 2.0"),
-        ({"weights_us": 3}, "weights_us must be at most backward_us, got 3.0 and 2.0"),
-        ({"output_bytes": 1.5}, r"layers\[0\].output_bytes: must be a whole number"),
-        ({"name": ""}, r"layers\[0\].name: must be 1 to 1000 printable characters"),
-        ({"forward_us": 10**400}, "forward_us"),
-    ],
+    [*refusals(__file__, "test_wrong_profiles_are_one_line"), ({"forward_us": 10**400}, "forward_us")],
 )
 def test_wrong_profiles_are_one_line(change: dict[str, object], message: str) -> None:
     document = profile_to_document(Profile("one", 1, (Layer("fc", 2.0, 2.0, 4, 4, 4, 4),)))

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise, permutations
+from itertools import combinations, pairwise, permutations
 
 import networkx as nx
 import pytest
@@ -25,34 +25,15 @@ from arborcast.pipeline.stage_sharding import StageSharding
 from arborcast.pipeline.stages import BUCKET_BYTES, Plan, Stage, divided
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
+from tests.support.planning_cases import line, model, wired
 
 
-def profile(times, output_bytes=0, samples=1, gradient_bytes=0, ties=(), weights=None):
-    """One layer for each (forward, backward) time of so many samples; `weights` is a share of backward."""
-    return Profile(
-        "drawn",
-        samples,
-        tuple(
-            Layer(
-                f"layer{i}",
-                forward,
-                backward,
-                output_bytes,
-                0,
-                0,
-                gradient_bytes,
-                weights_us=None if weights is None else weights * backward,
-            )
-            for i, (forward, backward) in enumerate(times)
-        ),
-        ties,
+def halved(times, share=0.5, **more):
+    """A share of each backward pass computes gradients of parameters."""
+    profile = model(times, **more)
+    return replace(
+        profile, layers=tuple(replace(it, weights_us=share * it.backward_us) for it in profile.layers)
     )
-
-
-def line(ranks, latency_us=0):
-    """Neighbours have a link each way, of 1000 bytes per us."""
-    pairs = [(u, v) for a, b in pairwise(range(ranks)) for u, v in ((a, b), (b, a))]
-    return Topology.build("line", ranks, [Link(u, v, Fraction(1), Fraction(latency_us)) for u, v in pairs])
 
 
 def one_layer_each(stages, microbatches, order, **options):
@@ -75,7 +56,7 @@ def picture(timeline):
 
 def test_two_stages_and_messages_for_nothing():
     plan = one_layer_each(2, 2, "1f1b")
-    assert picture(simulate(plan, profile([(10, 20)] * 2), LinkCosts(line(2)), batch=2)) == {
+    assert picture(simulate(plan, model([(10, 20)] * 2), LinkCosts(line(2)), batch=2)) == {
         0: "F0 0-10, F1 10-20, B0 40-60, B1 70-90",
         1: "F0 10-20, B0 20-40, F1 40-50, B1 50-70",
         "waiting": "waiting 1 0-10, waiting 0 20-40, waiting 0 60-70, waiting 1 70-90",
@@ -87,13 +68,13 @@ def test_messages_occupy_their_pair_for_software_and_bytes_and_arrive_after_the_
     """Per message 2 us of software, 5 us of bytes, 3 us of latency; bytes do not overlap."""
     plan = one_layer_each(2, 2, "gpipe")
     network = LinkCosts(line(2, latency_us=3), message_us=2)
-    assert picture(simulate(plan, profile([(1, 10), (1, 1)], output_bytes=5000), network, batch=2)) == {
+    assert picture(simulate(plan, model([(1, 10), (1, 1)], output=5000), network, batch=2)) == {
         0: "F0 0-1, F1 1-2, B0 30-40, B1 40-50",
         1: "F0 11-12, F1 18-19, B0 19-20, B1 20-21",
         "communication": "m0 0>1 1-11, m1 0>1 8-18, m0 1>0 20-30, m1 1>0 27-37",
         "waiting": "waiting 1 0-11, waiting 0 2-30, waiting 1 12-18, waiting 1 21-50",
     }
-    uneven = simulate(plan, profile([(1, 10), (1, 1)], output_bytes=5000), LinkCosts(line(2)), batch=3)
+    uneven = simulate(plan, model([(1, 10), (1, 1)], output=5000), LinkCosts(line(2)), batch=3)
     assert picture(uneven)["communication"] == "m0 0>1 2-12, m1 0>1 12-17, m0 1>0 20-30, m1 1>0 30-35"
 
 
@@ -101,14 +82,14 @@ def test_a_rank_handles_its_messages_once_its_results_are_on_their_way():
     """3 us for each message sent or received: the pass behind waits, the message does not."""
     plan = one_layer_each(2, 2, "gpipe")
     network = LinkCosts(line(2), handling_us=3)
-    assert picture(simulate(plan, profile([(10, 20)] * 2), network, batch=2)) == {
+    assert picture(simulate(plan, model([(10, 20)] * 2), network, batch=2)) == {
         0: "F0 0-10, F1 13-23, B0 56-76, B1 79-99",
         1: "F0 10-20, F1 23-33, B0 36-56, B1 59-79",
         "communication": "m0 0>1 10-10, m1 0>1 23-23, m0 1>0 56-56, m1 1>0 79-79",
         "waiting": "waiting 1 0-10, waiting 0 26-56, waiting 1 82-99",
     }
     split = simulate(  # their second half has no messages
-        one_layer_each(2, 1, "zb-h1"), profile([(10, 20)] * 2, weights=0.5), network, batch=1
+        one_layer_each(2, 1, "zb-h1"), halved([(10, 20)] * 2), network, batch=1
     )
     assert picture(split)[0] == "F0 0-10, B0 33-43, W0 46-56"
     assert picture(split)[1] == "F0 10-20, B0 23-33, W0 36-46"
@@ -117,12 +98,12 @@ def test_a_rank_handles_its_messages_once_its_results_are_on_their_way():
 
 def test_passes_take_longer_while_other_ranks_compute():
     """Half as long again from 10 to 25, where both do; then rank 1 alone."""
-    plan, costs = one_layer_each(2, 2, "gpipe"), replace(profile([(10, 20)] * 2), crowding=1.5)
+    plan, costs = one_layer_each(2, 2, "gpipe"), replace(model([(10, 20)] * 2), crowding=1.5)
     found = picture(simulate(plan, costs, LinkCosts(line(2)), batch=2))
     assert found[0].startswith("F0 0-10, F1 10-25, ")
     assert found[1].startswith("F0 10-25, F1 25-35, B0 35-55")
     # Three replicas with 2, 2 and 1 samples: of two ranks beside, then of one.
-    costs, plan = replace(profile([(8, 0)]), crowding=2.0), Plan([(0, 1, [0, 1, 2])], 1)
+    costs, plan = replace(model([(8, 0)]), crowding=2.0), Plan([(0, 1, [0, 1, 2])], 1)
     thirds = simulate(plan, costs, LinkCosts(load("full:3")), batch=5)
     ends = sorted(it.end_us for it in thirds.intervals if it.kind == "forward")
     assert ends == [16, 16 + 1.5 * 8, 16 + 1.5 * 8]
@@ -149,7 +130,7 @@ def test_replicas_then_allreduce_and_update():
     Rank 2 is through at 112, and updates only once the others are, which is when they know the loss.
     """
     plan = Plan([(0, 1, [0, 1]), (1, 2, [2])], 1)
-    costs = profile([(10, 20)] * 2, output_bytes=1000, gradient_bytes=4000)
+    costs = model([(10, 20)] * 2, output=1000, weights=4000)
     costs = replace(costs, layers=tuple(replace(it, update_us=7) for it in costs.layers))
     timeline = simulate(plan, costs, LinkCosts(load("full:3")), batch=3)
     assert picture(timeline) == {
@@ -180,8 +161,7 @@ def test_buckets_of_gradients_are_summed_while_backward_passes_go_on(buckets, or
     layers = tuple(
         Layer(f"{i}", 20, 40, 0, 0, 0, int(n * BUCKET_BYTES), weights_us=20) for i, n in enumerate(buckets)
     )
-    links = [Link(a, b, Fraction(BUCKET_BYTES, 100_000)) for a, b in ((0, 1), (1, 0))]
-    network = LinkCosts(Topology.build("pair", 2, links))
+    network = LinkCosts(wired(2, {(0, 1): Fraction(BUCKET_BYTES, 100_000)}))
     timeline = simulate(Plan([(0, 3, [0, 1])], 1, order), Profile("three", 2, layers), network)
     for rank in (0, 1):
         own = [it for it in timeline.intervals if (it.kind, it.rank) == ("allreduce", rank)]
@@ -202,7 +182,7 @@ def test_buckets_wait_for_the_replica_that_gets_its_input_last():
 
 def test_recomputation_adds_a_forward_pass_to_each_backward_pass():
     plan = one_layer_each(2, 1, "1f1b", recompute=True)
-    assert picture(simulate(plan, profile([(10, 20), (1, 2)]), LinkCosts(line(2)), batch=1)) == {
+    assert picture(simulate(plan, model([(10, 20), (1, 2)]), LinkCosts(line(2)), batch=1)) == {
         0: "F0 0-10, B0 14-44",
         1: "F0 10-11, B0 11-14",
         "waiting": "waiting 1 0-10, waiting 0 10-14, waiting 1 14-44",
@@ -213,22 +193,20 @@ def test_recomputation_adds_a_forward_pass_to_each_backward_pass():
 def test_split_backward_passes_send_before_gradients_of_parameters():
     """B and W are 5 us each of the 10 of a layer with gradients; without, W takes nothing."""
     plan = one_layer_each(2, 2, "zb-h1")
-    assert picture(
-        simulate(plan, profile([(10, 10)] * 2, gradient_bytes=4), LinkCosts(line(2)), batch=2)
-    ) == {
+    assert picture(simulate(plan, model([(10, 10)] * 2, weights=4), LinkCosts(line(2)), batch=2)) == {
         0: "F0 0-10, F1 10-20, B0 25-30, W0 30-35, B1 40-45, W1 45-50",
         1: "F0 10-20, B0 20-25, F1 25-35, B1 35-40, W0 40-45, W1 45-50",
         "waiting": "waiting 1 0-10, waiting 0 20-25, waiting 0 35-40",
         "communication": "m0 0>1 10-10, m1 0>1 20-20, m0 1>0 25-25, m1 1>0 40-40",
     }
-    whole = simulate(plan, profile([(10, 10)] * 2), LinkCosts(line(2)), batch=2)
+    whole = simulate(plan, model([(10, 10)] * 2), LinkCosts(line(2)), batch=2)
     assert {it.end_us - it.start_us for it in whole.intervals if it.kind == "weights"} == {0}
 
 
 def test_stages_on_one_rank_hand_over_without_a_message():
     """A V on two ranks: between stages 1 and 2 nothing is sent, and their gradients are summed once."""
     plan = Plan([(0, 1, [0]), (1, 2, [1]), (2, 3, [1]), (3, 4, [0])], 1, "zb-v")
-    costs = profile([(10, 10)] * 4, output_bytes=1000, gradient_bytes=4, ties=[Tie("shared", 4, (0, 3))])
+    costs = model([(10, 10)] * 4, output=1000, weights=4, ties=[Tie("shared", 4, (0, 3))])
     assert picture(simulate(plan, costs, LinkCosts(line(2)), batch=1)) == {
         0: "F0 0-10, F0 32-42, B0 42-47, W0 47-52, B0 64-69, W0 69-74",
         1: "F0 11-21, F0 21-31, B0 48-53, W0 53-58, B0 58-63, W0 63-68",
@@ -239,7 +217,7 @@ def test_stages_on_one_rank_hand_over_without_a_message():
 
 def test_tied_stages_sum_once_more():
     """4000 bytes of stage 1's replicas, then 1000 of a parameter that stages 0 and 1 share, on 3 ranks."""
-    costs = profile([(10, 20)] * 2, gradient_bytes=4000, ties=[Tie("shared", 1000, (0, 1))])
+    costs = model([(10, 20)] * 2, weights=4000, ties=[Tie("shared", 1000, (0, 1))])
     costs = replace(costs, layers=tuple(replace(it, update_us=7) for it in costs.layers))
     network = LinkCosts(load("full:3"))
     plan = Plan([(0, 1, [0]), (1, 2, [1, 2])], 1)
@@ -258,7 +236,7 @@ def test_tied_stages_sum_once_more():
 def test_all_that_the_same_workers_share_is_summed_together():
     """1000 and 3000 bytes of stages 0 and 1; what stages 0 and 2 share stays on worker 0."""
     ties = [Tie("small", 1000, (0, 1)), Tie("large", 3000, (0, 1)), Tie("own", 7000, (0, 2))]
-    costs = profile([(10, 20)] * 4, ties=ties)
+    costs = model([(10, 20)] * 4, ties=ties)
     network = LinkCosts(load("full:2"))
     plan = Plan([(0, 1, [0]), (1, 2, [1]), (2, 3, [0]), (3, 4, [1])], 1, order="interleaved")
     assert ties_us(plan, costs, network) == {(0, 1): network.allreduce_us([0, 1], 4000)}
@@ -266,15 +244,15 @@ def test_all_that_the_same_workers_share_is_summed_together():
 
 def test_ties_between_ranks_that_no_links_join_go_around_a_ring_of_paths():
     """Stages 0 and 2 of a line: two steps of 500 bytes over two links each way."""
-    costs = profile([(1, 1)] * 3, ties=[Tie("shared", 1000, (0, 2))], gradient_bytes=1000)
+    costs = model([(1, 1)] * 3, ties=[Tie("shared", 1000, (0, 2))], weights=1000)
     timeline = simulate(one_layer_each(3, 1, "1f1b"), costs, LinkCosts(line(3)), batch=1)
     assert [it.end_us - it.start_us for it in timeline.intervals if it.kind == "allreduce"] == [1, 1]
 
 
 def test_a_message_alone_is_as_fast_as_the_narrowest_link_on_its_way():
-    hops = [(0, 2, Fraction(1)), (2, 1, Fraction(1, 2)), (1, 2, Fraction(1, 4)), (2, 0, Fraction(1))]
-    fabric = Topology.build("hub", 2, [Link(*hop) for hop in hops], ["hub"])
-    costs = profile([(1, 1)] * 2, output_bytes=1000)
+    rates = {(0, 2): 1, (2, 1): Fraction(1, 2), (1, 2): Fraction(1, 4), (2, 0): 1}
+    fabric = wired(2, rates, switches=["hub"], both=False)
+    costs = model([(1, 1)] * 2, output=1000)
     timeline = simulate(one_layer_each(2, 1, "1f1b"), costs, LinkCosts(fabric), batch=1)
     assert picture(timeline)["communication"] == "m0 0>1 1-3, m0 1>0 5-9"
 
@@ -285,7 +263,7 @@ def test_equal_stages_take_as_long_as_equation_2_says(order):
     for d in range(1, 6):
         for m in range(1, 8):
             timeline = simulate(
-                one_layer_each(d, m, order), profile([(10, 20)] * d), LinkCosts(line(d)), batch=m
+                one_layer_each(d, m, order), model([(10, 20)] * d), LinkCosts(line(d)), batch=m
             )
             t_comp = m * d * 30
             assert timeline.time_us == pytest.approx((m + d - 1) / m * t_comp / d)
@@ -315,7 +293,7 @@ def plans(draw):
     times = st.tuples(st.integers(0, 20), st.integers(0, 20))
     layers = draw(st.lists(times, min_size=len(home), max_size=len(home)))
     size, weights = draw(st.integers(0, 9000)), draw(st.sampled_from([0, 0.5, 1]))
-    costs = profile(layers, size, samples=draw(st.integers(1, 4)), weights=weights)
+    costs = halved(layers, weights, output=size, samples=draw(st.integers(1, 4)))
     return plan, costs, batch
 
 
@@ -389,10 +367,8 @@ def longest_path_us(plan, costs, batch, message_us, latency_us, bytes_per_us):
 def test_without_shared_links_a_step_is_the_longest_path(drawn, message_us, latency_us):
     plan, costs, batch = drawn
     count = len(plan.ranks)
-    links = [
-        Link(u, v, Fraction(1), Fraction(latency_us)) for u in range(count) for v in range(count) if u != v
-    ]
-    network = LinkCosts(Topology.build("full", count, links), message_us=message_us)
+    full = wired(count, dict.fromkeys(combinations(range(count), 2), 1), latency_us=latency_us)
+    network = LinkCosts(full, message_us=message_us)
     timeline = simulate(plan, costs, network, batch=batch)
     wanted = longest_path_us(plan, costs, batch, message_us, latency_us, 1000)
     computed = [it.end_us for it in timeline.intervals if it.kind in ("forward", "backward", "weights")]
@@ -424,13 +400,8 @@ def test_every_rank_keeps_its_order_and_does_one_thing_at_a_time(drawn, kind, me
 
 def test_two_messages_on_one_link_take_twice_as_long_while_both_last():
     """4000 bytes beside 10000 at 500 bytes per us each until 8; the 6000 left then take 6 us alone."""
-    fabric = Topology.build(
-        "bridge",
-        4,
-        [Link(u, v, Fraction(10)) for u, v in ((0, 4), (1, 4), (5, 2), (5, 3))] + [Link(4, 5, Fraction(1))],
-        ["near", "far"],
-    )
-    network, clock = LinkCosts(fabric), Clock()
+    rates = dict.fromkeys([(0, 4), (1, 4), (5, 2), (5, 3)], 10) | {(4, 5): 1}
+    network, clock = LinkCosts(wired(4, rates, switches=("near", "far"), both=False)), Clock()
     pairs = [Pair(0, 2, network), Pair(1, 3, network)]
     deliveries, there = Deliveries(network, clock, pairs), []
     for pair, size_bytes in zip(pairs, (10000, 4000), strict=True):
@@ -439,17 +410,14 @@ def test_two_messages_on_one_link_take_twice_as_long_while_both_last():
     assert there == [(1, 8), (0, 14)]
 
 
-def hosts(links):
-    """Ranks 0 and 1 in one host, 2 and 3 in the other, behind one network card each of 1000 bytes per us."""
-    inside = [(0, 4), (1, 4), (2, 5), (3, 5)]
-    fast = [Link(u, v, Fraction(1000)) for a, b in inside for u, v in ((a, b), (b, a))]
-    return Topology.build("hosts", 4, [*fast, *(Link(u, v, Fraction(1)) for u, v in links)], ["a", "b"])
+HOSTS = wired(4, dict.fromkeys([(0, 4), (1, 4), (2, 5), (3, 5)], 1000) | {(4, 5): 1}, switches=("a", "b"))
+"""Ranks 0 and 1 in one host, 2 and 3 in the other, behind one network card each of 1000 bytes per us."""
 
 
 def crossings(ranks):
     """Forward messages from host to host of four stages of 10 us and 6 microbatches of 10000 bytes."""
     plan = Plan([(i, i + 1, [rank]) for i, rank in enumerate(ranks)], 6, "gpipe")
-    timeline = simulate(plan, profile([(10, 10)] * 4, 10000), LinkCosts(hosts([(4, 5), (5, 4)])), batch=6)
+    timeline = simulate(plan, model([(10, 10)] * 4, output=10000), LinkCosts(HOSTS), batch=6)
     return [
         it
         for it in timeline.intervals
@@ -482,13 +450,13 @@ def test_stages_that_stay_in_their_host_do_not_share_its_card():
 def test_a_link_each_way_is_not_shared():
     """Forward and backward messages at once: each takes 10 us."""
     plan = one_layer_each(2, 6, "1f1b")
-    timeline = simulate(plan, profile([(10, 10)] * 2, 10000), LinkCosts(line(2)), batch=6)
+    timeline = simulate(plan, model([(10, 10)] * 2, output=10000), LinkCosts(line(2)), batch=6)
     assert {it.end_us - it.start_us for it in timeline.intervals if it.kind == "communication"} == {10}
 
 
 def test_two_replicas_share_the_way_into_one_rank():
     """5000 bytes from each of two ranks through a switch into one: 10 us, as 10000 from one."""
-    costs = profile([(10, 10)] * 2, output_bytes=10000, samples=2)
+    costs = model([(10, 10)] * 2, output=10000, samples=2)
     both = simulate(Plan([(0, 1, [0, 1]), (1, 2, [2])], 1), costs, LinkCosts(load("star:3")), batch=2)
     assert "m0 0>2 5-15, m0 1>2 5-15" in picture(both)["communication"]
     alone = simulate(Plan([(0, 1, [0]), (1, 2, [2])], 1), costs, LinkCosts(load("star:3")), batch=2)
@@ -525,7 +493,7 @@ def test_shares_are_max_min_fair(data):
 
 
 def test_a_plan_for_something_else():
-    costs, network = profile([(1, 1)] * 2), LinkCosts(line(2))
+    costs, network = model([(1, 1)] * 2), LinkCosts(line(2))
     with pytest.raises(PlanError, match="plan: must hold the 2 layers of profile drawn, got 3"):
         simulate(one_layer_each(3, 1, "pe"), costs, network)
     with pytest.raises(PlanError, match="plan: is for model other, got the profile of drawn"):
@@ -544,10 +512,10 @@ def test_a_plan_for_something_else():
 
 
 def test_ranks_without_links():
-    oneway = Topology.build("oneway", 3, [Link(0, 1, Fraction(1)), Link(1, 2, Fraction(1))])
+    oneway = wired(3, {(0, 1): 1, (1, 2): 1}, both=False, name="oneway")
     with pytest.raises(PlanError, match="topology oneway: no path leads from rank 1 to rank 0"):
-        simulate(one_layer_each(2, 1, "pe"), profile([(1, 1)] * 2), LinkCosts(oneway))
-    costs = profile([(1, 1)] * 2, gradient_bytes=8)
+        simulate(one_layer_each(2, 1, "pe"), model([(1, 1)] * 2), LinkCosts(oneway))
+    costs = model([(1, 1)] * 2, weights=8)
     with pytest.raises(
         PlanError, match=r"plan: stage 0: links between its ranks must connect them, .* got ranks 0, 2 of"
     ):
@@ -555,7 +523,7 @@ def test_ranks_without_links():
 
 
 def test_an_order_of_ones_own():
-    plan, costs, network = one_layer_each(2, 2, "gpipe"), profile([(10, 20)] * 2), LinkCosts(line(2))
+    plan, costs, network = one_layer_each(2, 2, "gpipe"), model([(10, 20)] * 2), LinkCosts(line(2))
     other = tuple(parse("F0 B0 F1 B1", stage) for stage in range(2))
     timeline = simulate(plan, costs, network, batch=2, order=other)
     assert picture(timeline)[0] == "F0 0-10, B0 40-60, F1 60-70, B1 100-120"
@@ -570,7 +538,7 @@ def test_an_order_of_ones_own():
     ):
         simulate(plan, costs, network, batch=2, order=(other[0], parse("F0 F1 B0 B1", 1)))
     split = (parse("F0 F1 B0 B1 W0 W1"), parse("F0 B0 F1 B1 W1 W0", 1))
-    halves = simulate(plan, profile([(10, 20)] * 2, weights=0.5), network, batch=2, order=split)
+    halves = simulate(plan, halved([(10, 20)] * 2), network, batch=2, order=split)
     assert picture(halves)[1] == "F0 10-20, B0 20-30, F1 30-40, B1 40-50, W1 50-60, W0 60-70"
     rule = r"order: stage 0 must do all passes of microbatches 0..1, each once, got F0 F1 B0 B1 W0 W0"
     with pytest.raises(PlanError, match=rule):

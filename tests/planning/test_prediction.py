@@ -10,12 +10,13 @@ from arborcast.pipeline import predict
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.memory_need import stage_memory
-from arborcast.pipeline.profiles import Layer, Profile
+from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology
+from tests.support.planning_cases import model, wired
 
-PAIR = Topology.build("pair", 2, [Link(0, 1, Fraction(1)), Link(1, 0, Fraction(1))])
-COSTS = Profile("drawn", 1, tuple(Layer(f"layer{i}", 10, 20, 0, 64, 16, 16, 32) for i in range(2)))
+PAIR = wired(2, {(0, 1): 1}, name="pair")
+COSTS = model([10] * 2, saved=64, weights=16, optimizer_bytes=32)
 
 
 def halves(order, microbatches=4, **options):
@@ -35,8 +36,7 @@ def test_a_plan_on_its_own_topology():
 
 def test_zero_bubble_orders_leave_less_than_three_fifths_of_the_bubble():
     """Four stages, 8 microbatches, F = B = W: 9 of 33 units in 1F1B, 3 of 27, of 51 for half stages."""
-    layers = tuple(Layer(f"layer{i}", 10, 20, 0, 0, 0, 0, weights_us=10) for i in range(8))
-    costs, fabric = Profile("equal", 1, layers), topologies.load("full:4")
+    costs, fabric = model([10] * 8, weights_us=10), topologies.load("full:4")
 
     def bubble(order, ranks):
         each = 8 // len(ranks)
@@ -94,7 +94,6 @@ def test_of_what_nothing_is_predicted():
 
 
 def test_a_plan_on_faster_links_of_the_same_topology():
-    faster = Topology.build("pair", 2, [Link(0, 1, Fraction(2)), Link(1, 0, Fraction(2))])
-    costs = Profile("drawn", 1, tuple(Layer(f"layer{i}", 10, 20, 5000, 0, 0, 0) for i in range(2)))
+    faster, costs = wired(2, {(0, 1): 2}, name="pair"), model([10] * 2, output=5000)
     slow, fast = (predict(halves("1f1b"), costs, LinkCosts(it), batch=4).time_us for it in (PAIR, faster))
     assert fast < slow

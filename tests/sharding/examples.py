@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
 from arborcast.pipeline.costs.devices import DeviceRates
 from arborcast.pipeline.meshes import Mesh
@@ -77,40 +80,19 @@ class Writer:
         return name
 
     def gelu(self, name: str, x: str) -> str:
-        rows, columns = self.shapes[name] = self.shapes[x]
-        dims: Dims = ("b", "n")
-        parts = {"b": rows, "n": columns}
-        read = self.operand(x, dims, True)
-        self.lines.append(
-            Primitive(
-                name,
-                "gelu",
-                (read,),
-                self.operand(name, dims),
-                parts,
-                sample="b",
-                is_cheap=True,
-                place=self.place,
-            )
-        )
-        return name
+        return self._each(name, "gelu", x, kept=True)
 
     def add(self, name: str, x: str, y: str) -> str:
-        rows, columns = self.shapes[name] = self.shapes[x]
+        return self._each(name, "add", x, y)
+
+    def _each(self, name: str, kind: str, *inputs: str, kept: bool = False) -> str:
+        """Element by element."""
+        rows, columns = self.shapes[name] = self.shapes[inputs[0]]
         dims: Dims = ("b", "n")
-        parts = {"b": rows, "n": columns}
-        both = (self.operand(x, dims), self.operand(y, dims))
+        read = tuple(self.operand(it, dims, kept) for it in inputs)
+        parts, output = {"b": rows, "n": columns}, self.operand(name, dims)
         self.lines.append(
-            Primitive(
-                name,
-                "add",
-                both,
-                self.operand(name, dims),
-                parts,
-                sample="b",
-                is_cheap=True,
-                place=self.place,
-            )
+            Primitive(name, kind, read, output, parts, sample="b", is_cheap=True, place=self.place)
         )
         return name
 
@@ -118,11 +100,8 @@ class Writer:
         rows, _ = self.shapes[name] = self.shapes[x]
         dims: Dims = ("b", None)
         output = self.operand(name, dims, True)
-        self.lines.append(
-            Primitive(
-                name, "softmax", (self.operand(x, dims),), output, {"b": rows}, sample="b", place=self.place
-            )
-        )
+        read = (self.operand(x, dims),)
+        self.lines.append(Primitive(name, "softmax", read, output, {"b": rows}, sample="b", place=self.place))
         return name
 
     def graph(self) -> Graph:
@@ -136,6 +115,16 @@ def mlp(batch: int, width: int, inner: int) -> Graph:
     up = it.gelu("gelu", it.linear("up", x, it.weight("w1", inner, width)))
     it.softmax("softmax", it.linear("down", up, it.weight("w2", width, inner)))
     return it.graph()
+
+
+def products(rows: int, widths: Sequence[int]) -> Graph:
+    """Products and their gelus, a layer each."""
+    it = Writer()
+    x = it.input("x", rows, widths[0])
+    for it.place, (one, other) in enumerate(pairwise(widths)):
+        layer = it.place
+        x = it.gelu(f"g{layer}", it.linear(f"l{layer}", x, it.weight(f"w{layer}", other, one)))
+    return replace(it.graph(), samples=rows)
 
 
 def profile_of(graph: Graph, ranks: int = 1) -> Profile:

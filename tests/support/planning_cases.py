@@ -1,9 +1,11 @@
-"""Random profiles for tests of planning, and every way to cut layers over an order of ranks."""
+"""Profiles and fabrics for tests of planning, by hand and at random; every way to cut layers over ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from itertools import combinations, pairwise, product
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -12,9 +14,63 @@ from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.activation_search import ActivationOptions
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.stages import Stage
+from arborcast.synth.topology import Link, Topology
+
+MB = 1_000_000
 
 PLANNED = sorted(name for name, order in ORDERS.items() if order.in_flight is not None)
 """Orders that planners ask what is in flight before there is a plan; the others are made from 1F1B."""
+
+
+def model(
+    times: Sequence[float | tuple[float, float]],
+    *,
+    samples: int = 1,
+    output: int = 0,
+    saved: int = 0,
+    weights: int = 0,
+    frozen: int = 0,
+    ties: Sequence[Tie] = (),
+    **more: Any,
+) -> Profile:
+    """A layer for each time forward (backward it is twice that), or each pair of both, all else alike.
+
+    Args:
+        times: us of both passes of so many samples.
+        samples: of the profile.
+        output: bytes that cross behind each layer.
+        saved: bytes that it keeps.
+        weights: bytes of parameters and of their gradients.
+        frozen: bytes of parameters besides.
+        ties: of the profile.
+        **more: other attributes of a layer.
+    """
+    both = (it if isinstance(it, tuple) else (it, 2 * it) for it in times)
+    layers = (
+        Layer(f"layer{i}", *pair, output, saved, weights + frozen, weights, **more)
+        for i, pair in enumerate(both)
+    )
+    return Profile("drawn", samples, tuple(layers), tuple(ties))
+
+
+def wired(
+    ranks: int,
+    rates: Mapping[tuple[int, int], Fraction | int],
+    *,
+    switches: Sequence[str] = (),
+    latency_us: int = 0,
+    both: bool = True,
+    name: str = "wired",
+) -> Topology:
+    """A fabric of links with these GB/s, each way unless `both` is false."""
+    ends = {hop: rate for (a, b), rate in rates.items() for hop in ([(a, b), (b, a)] if both else [(a, b)])}
+    links = [Link(*hop, Fraction(rate), Fraction(latency_us)) for hop, rate in ends.items()]
+    return Topology.build(name, ranks, links, list(switches))
+
+
+def line(ranks: int, latency_us: int = 0) -> Topology:
+    """Neighbours have a link each way, of 1000 bytes per us."""
+    return wired(ranks, dict.fromkeys(pairwise(range(ranks)), 1), latency_us=latency_us, name="line")
 
 
 @st.composite

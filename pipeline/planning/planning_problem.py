@@ -1,0 +1,149 @@
+"""What a published planner is asked: a model on a fabric, its batch in microbatches, and the memory there.
+
+Each planner is a function from a `PlanningProblem` to a plan; what several of them do with one stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import TypeAlias
+
+from arborcast.pipeline.costs.devices import usable
+from arborcast.pipeline.costs.link_costs import LinkCosts
+from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.planning.memory_need import (
+    Limit,
+    check_memory,
+    largest_share,
+    peak_in_flight,
+    range_memory,
+    rank_limits,
+)
+from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.simulation.pass_simulator import simulate
+from arborcast.pipeline.stages import Plan, Stage
+
+RangeFits: TypeAlias = Callable[[int, int, Sequence[int], int], bool]
+"""Whether the layers [start, end) fit on these replicas with so many stages behind them."""
+
+
+@dataclass(frozen=True)
+class PlanningProblem:
+    """A model to be planned on a fabric.
+
+    Attributes:
+        profile: of the model.
+        network: whose ranks are all to be used.
+        batch: samples of a step.
+        microbatches: that it is divided into.
+        memory_bytes: of every rank, or by rank; None for no limit.
+    """
+
+    profile: Profile
+    network: LinkCosts
+    batch: int
+    microbatches: int
+    memory_bytes: Limit | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks of the fabric."""
+        return tuple(range(self.network.topology.ranks))
+
+    @property
+    def samples(self) -> float:
+        """Of a microbatch on average."""
+        return self.batch / self.microbatches
+
+    @cached_property
+    def layer_us(self) -> tuple[float, ...]:
+        """Time of both passes of a microbatch through each layer."""
+        profile, samples = self.profile, self.samples
+        return tuple(
+            profile.forward_us(it, it + 1, samples) + profile.backward_us(it, it + 1, samples)
+            for it in range(profile.depth)
+        )
+
+    def check_batch(self) -> None:
+        """Raise where the batch does not split.
+
+        Raises:
+            BatchError: there are fewer samples than microbatches.
+        """
+        Plan([(0, self.profile.depth, (0,))], self.microbatches).microbatch_sizes(self.batch)
+
+    def plan(
+        self,
+        stages: Iterable[Stage | tuple[int, int, Iterable[int]]],
+        order: str,
+        method: str,
+        *,
+        recompute: bool = False,
+    ) -> Plan:
+        """The plan of these stages for this model and fabric, made by a method."""
+        on, model = self.network.topology, self.profile.model
+        return Plan(stages, self.microbatches, order, recompute, topology=on, model=model, method=method)
+
+    def fitted(self, candidates: Iterable[Plan]) -> Plan:
+        """The first plan whose every stage fits into memory.
+
+        Raises:
+            PlanError: none does; by how much the last of them does not, and on which stage.
+            BatchError: some replica of the first would have no sample.
+        """
+        refusal: PlanError | None = None
+        for plan in candidates:
+            plan.microbatch_sizes(self.batch)
+            try:
+                if self.memory_bytes is not None:
+                    check_memory(plan, self.profile, self.memory_bytes, batch=self.batch)
+            except PlanError as error:
+                refusal = error
+            else:
+                return plan
+        raise refusal or PlanError("plan: must have a candidate, got none")
+
+    def recomputing_where_needed(self, plan: Plan) -> Plan:
+        """A plan that keeps all results; where that does not fit into memory, the same with recomputation.
+
+        Raises:
+            PlanError, BatchError: as `fitted`.
+        """
+        return self.fitted((plan, replace(plan, recompute=True)))
+
+    def fastest(self, plans: Iterable[Plan]) -> Plan:
+        """The plan with the least predicted step, its allreduces by their schedules; of equals the first."""
+        several = list(plans)
+        if len(several) == 1:
+            return several[0]
+        network = replace(self.network, by_schedule=True)
+        return min(several, key=lambda it: simulate(it, self.profile, network, batch=self.batch).time_us)
+
+    def range_fits(self, *, recompute: bool, order: str = "1f1b") -> RangeFits:
+        """What dynamic programs over ranges of layers ask of memory, for a pipeline in this order."""
+        if self.memory_bytes is None:
+            return lambda start, end, replicas, behind: True
+        limits = rank_limits(self.memory_bytes, self.ranks)
+        treatment = Treatment.RECOMPUTE if recompute else Treatment.KEEP
+
+        @cache
+        def needed(start: int, end: int, replicas: int, behind: int) -> int:
+            share = largest_share(self.batch, self.microbatches, replicas)
+            in_flight = peak_in_flight(order, behind, self.microbatches)
+            return range_memory(self.profile, (Segment(start, end, treatment),), share, in_flight).total
+
+        return lambda start, end, replicas, behind: (
+            needed(start, end, len(replicas), behind) <= usable(min(limits[rank] for rank in replicas))
+        )
+
+
+Planner: TypeAlias = Callable[[PlanningProblem], Plan]
+"""A published way to plan.
+
+Raises:
+    PlanError: it has no plan: nothing fits into memory (by how much), or links do not connect the ranks.
+    BatchError: there are fewer samples than microbatches, or a replica without a sample.
+"""
