@@ -85,7 +85,8 @@ class Fabric:
             for e in document["links"]
         ]
         self.number = {(link[0], link[1]): index for index, link in enumerate(self.links)}
-        require(len(self.number) == len(self.links), "parallel links")
+        if len(self.number) != len(self.links):
+            raise UnknownError("parallel links")
         require(
             all(rate > 0 and wait >= 0 for *_, rate, wait in self.links), "a rate or latency out of range"
         )
@@ -536,6 +537,9 @@ def main(path):
     try:
         text = Path(path).read_bytes()
         print("\n".join(check(json.loads(gzip.decompress(text) if text[:2] == b"\x1f\x8b" else text))))
+    except OSError as error:
+        print(f"{path}: cannot be read: {error.strerror}", file=sys.stderr)
+        return 2
     except UnknownError as error:
         print(f"{path}: not known here: {error}", file=sys.stderr)
         return 2
