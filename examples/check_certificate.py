@@ -85,7 +85,8 @@ class Fabric:
             for e in document["links"]
         ]
         self.number = {(link[0], link[1]): index for index, link in enumerate(self.links)}
-        require(len(self.number) == len(self.links), "parallel links")
+        if len(self.number) != len(self.links):
+            raise UnknownError("parallel links")
         require(
             all(rate > 0 and wait >= 0 for *_, rate, wait in self.links), "a rate or latency out of range"
         )
@@ -292,15 +293,14 @@ def share_leaving(inside, ranks, kind, root):
 
 
 def travelled(fabric, lengths, kind, root):
-    """How far each byte must travel, and how far if an allreduce need not follow trees."""
+    """How far each byte must travel, and how far if an allreduce need not follow trees; no link, no way."""
     ranks = range(fabric.ranks)
     inner = range(fabric.ranks, fabric.size)
     routes = kind in ("gather", "scatter", "alltoall")
     ways = []
     for rank in ranks:
         found = fabric.distances(lengths, [rank], through=None if routes else inner)
-        require(all(other in found for other in ranks), "ranks that cannot reach each other")
-        ways.append([found[other] for other in ranks])
+        ways.append([found.get(other, math.inf) for other in ranks])
     back = [list(column) for column in zip(*ways, strict=True)]
     n = fabric.ranks
     if routes:
@@ -309,7 +309,9 @@ def travelled(fabric, lengths, kind, root):
             if root is not None
             else {}
         )
-        return Fraction(sum(map(sum, chosen.get(kind, ways)))) / n, None
+        total = sum(map(sum, chosen.get(kind, ways)))
+        require(total < math.inf, "ranks that cannot reach each other")
+        return Fraction(total) / n, None
     if kind == "broadcast":
         return cheapest_tree(ways, root), None
     if kind == "reduce":
@@ -326,13 +328,16 @@ def travelled(fabric, lengths, kind, root):
 def cheapest_tree(ways, root):
     """The cost of the cheapest arborescence (Edmonds 1967), joining the vertices of a cycle into one."""
     total = Fraction(0)
-    edges = [(u, v, cost) for u, row in enumerate(ways) for v, cost in enumerate(row) if u != v]
+    edges = [
+        (u, v, cost) for u, row in enumerate(ways) for v, cost in enumerate(row) if u != v and cost < math.inf
+    ]
     size = len(ways)
     while True:
         cheapest = {}
         for u, v, cost in edges:
             if v != root and (v not in cheapest or cost < cheapest[v][1]):
                 cheapest[v] = (u, cost)
+        require(len(cheapest) == size - 1, "ranks that cannot reach each other")
         total += sum(cost for _, cost in cheapest.values())
         mark, group, cycles = {}, {}, 0
         for start in range(size):
@@ -536,10 +541,13 @@ def main(path):
     try:
         text = Path(path).read_bytes()
         print("\n".join(check(json.loads(gzip.decompress(text) if text[:2] == b"\x1f\x8b" else text))))
+    except OSError as error:
+        print(f"{path}: cannot be read: {error.strerror}", file=sys.stderr)
+        return 2
     except UnknownError as error:
         print(f"{path}: not known here: {error}", file=sys.stderr)
         return 2
-    except (WrongError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (WrongError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         print(f"{path}: wrong: {error}", file=sys.stderr)
         return 1
     return 0

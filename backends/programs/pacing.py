@@ -225,8 +225,12 @@ class _TimedRun:
             self._tell(("done", proxy))
 
     def _signal(self, rank: int, end: Connection, stream: Hashable) -> Task:
-        """A signal on its way, behind all puts of its block or proxy."""
-        soonest = self._now + self._latency_of(self._way(rank, end.peer))
+        """A signal on its way, behind all puts of its block or proxy; where it has none, back on theirs."""
+        try:
+            way = self._way(rank, end.peer)
+        except ProgramError:
+            way = self._way(end.peer, rank)
+        soonest = self._now + self._latency_of(way)
         yield ("landed", stream), self._taken["put", stream]
         yield max(soonest, self._now)
         self._tell((rank, end.peer, end.kind, end.number))

@@ -215,6 +215,8 @@ class CapacitySolution:
     def is_feasible(self) -> bool:
         """Whether bandwidths, conservation and all cuts hold exactly, in int64 arithmetic."""
         values, program, topology = self.vertex.values, self.program, self.program.topology
+        if min(values) < 0:
+            return False
         fits = all(
             sum(values[column] for column in columns) <= topology.capacities[link]
             for columns, link in program.shared
@@ -222,7 +224,7 @@ class CapacitySolution:
         switches = range(topology.ranks, topology.size)
         conserved = not any(self.topology(each).unbalanced(switches) for each in program.directions)
         whole = in_whole_parts(values)
-        if min(values) < 0 or not fits or not conserved or whole is None:
+        if not fits or not conserved or whole is None:
             return False
         return not any(True for direction in program.directions for _ in direction.violated(whole, 0.0))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 from arborcast.synth.cli.console import Json, answer, progress
@@ -221,9 +222,9 @@ def _advice(
 ) -> Iterator[Advice]:
     """What to do, the least effort first; what would save nothing is left out."""
     words = " ".join(_words(on.options))
-    of = f"{words} {collective}" + ("" if root is None else f" --root {root}")
+    of = f"{words} {quote(collective)}" + ("" if root is None else f" --root {root}")
     if (gain := _gain_of_order(on)) is not None:
-        yield Advice("order", gain, (f"synth order {words} -o hosts",))
+        yield Advice("order", gain, (f"synth order {quote(on.options.spec)} -o hosts",))
     hosts = nccl[0].plan.hosts if nccl else 1
     if rings is not None and hosts == 1 and not on.topology.switches:
         yield Advice(
@@ -272,7 +273,7 @@ def _gain_of_order(on: FabricRequest) -> str | None:
 
 def _words(options: FabricOptions) -> Iterator[str]:
     """The fabric as it was asked for on the command line."""
-    yield options.spec
+    yield quote(options.spec)
     for each in fields(options):
         value, name = getattr(options, each.name), each.name.replace("_", "-")
         if each.name == "spec" or value == each.default:

@@ -73,14 +73,17 @@ def order(
     from arborcast.synth.baselines.host_orders import best_order
 
     writable(output)
-    topology, named, rated = hosts_of(fabric, hosts, ranks_per_host)
+    topology, named, slots = hosts_of(fabric, hosts, ranks_per_host)
+    rated = slots is None
     network = HostNetwork(topology, named)
     found = best_order(network, seed=seed)
     listed = [named[host] for host in found.order]
     if output is not None:
         from arborcast.synth.formats.atomic import write_atomically
 
-        write_atomically(output, "".join(f"{line}\n" for line in written(listed, to)))
+        counts = [len(host.ranks) if slots is None else slots[host.name] for host in listed]
+        lines = written([host.name for host in listed], counts, to)
+        write_atomically(output, "".join(f"{line}\n" for line in lines))
     reachable = _reachable(topology) if rated else None
     answer(
         as_json,
@@ -89,26 +92,33 @@ def order(
     )
 
 
-def hosts_of(fabric: str, said: str | None, per_host: int | None) -> tuple[Topology, tuple[Host, ...], bool]:
-    """The fabric, its hosts in today's order, and whether its links have rates."""
+def hosts_of(
+    fabric: str, said: str | None, per_host: int | None
+) -> tuple[Topology, tuple[Host, ...], dict[str, int] | None]:
+    """The fabric and its hosts in today's order; where links have no rates, how many ranks each host has.
+
+    A fabric without rates is that of a scheduler, whose topology has one rank for each host.
+    """
     from arborcast.synth.baselines.host_network import Host, check_names, in_blocks
     from arborcast.topologies import load
     from arborcast.topologies.readers.schedulers import read_host_list, read_host_tree
 
+    if per_host is not None and per_host < 1:
+        raise InputError(f"--ranks-per-host: must be at least 1, got {per_host}")
     listed = None if said is None else read_host_list(said)
     tree = read_host_tree(Path(fabric))
     if tree is not None:
-        ranks = {name: (rank,) for rank, name in enumerate(tree.names)}
-        wanted = tree.names if listed is None else [name for name, _ in listed]
-        for name in wanted:
-            if name not in ranks:
-                raise InputError(f"--hosts: {name}: is no host of {fabric}, which has {len(ranks)}")
-        check_names(wanted)
-        return tree.topology, tuple(Host(name, ranks[name]) for name in wanted), False
+        place = {name: (rank,) for rank, name in enumerate(tree.names)}
+        wanted = [(name, None) for name in tree.names] if listed is None else listed
+        for name, _ in wanted:
+            if name not in place:
+                raise InputError(f"--hosts: {name}: is no host of {fabric}, which has {len(place)}")
+        check_names([name for name, _ in wanted])
+        slots = {name: count or per_host or 1 for name, count in wanted}
+        return tree.topology, tuple(Host(name, place[name]) for name in slots), slots
     topology = load(fabric)
     if listed is None:
-        told = re.search(r"\bboxes=(\d+)|^(\d+) x ", topology.name)
-        count = topology.ranks // per_host if per_host else int(told[1] or told[2]) if told else 0
+        count = topology.ranks // per_host if per_host else _hosts_told(topology.name)
         if not count:
             raise InputError(f"{fabric}: --hosts or --ranks-per-host must say what its hosts are")
         listed = tuple((f"host{number}", None) for number in range(count))
@@ -119,23 +129,31 @@ def hosts_of(fabric: str, said: str | None, per_host: int | None) -> tuple[Topol
         raise InputError(
             f"--hosts: the {len(names)} hosts have {sum(counts)} ranks, {fabric} has {topology.ranks}"
         )
-    return topology, in_blocks(names, counts), True
+    return topology, in_blocks(names, counts), None
 
 
-def written(hosts: Sequence[Host], to: To) -> Iterator[str]:
-    """The lines of a file that says the order."""
+def _hosts_told(name: str) -> int:
+    """Hosts by the name of a fabric of ours, such as `2 x dgx1 + 1 x dgx2, full`; 0 where it does not say."""
+    if "[" in name:  # a fragment, which may have lost any of them
+        return 0
+    joined = re.findall(r"(?:^|\+ )(\d+) x ", name)
+    boxes = re.search(r"\bboxes[=:](\d+)", name)
+    return sum(map(int, joined)) or (int(boxes[1]) if boxes else 0)
+
+
+def written(names: Sequence[str], counts: Sequence[int], to: To) -> Iterator[str]:
+    """The lines of a file that says the order, of hosts with so many ranks."""
     rank = 0
-    for place, host in enumerate(hosts):
-        count = len(host.ranks)
+    for place, (name, count) in enumerate(zip(names, counts, strict=True)):
         match to:
             case "hostfile":
-                yield f"{host.name} slots={count}"
+                yield f"{name} slots={count}"
             case "slurm":
-                yield from [host.name] * count
+                yield from [name] * count
             case "torchrun":
-                yield f"{host.name}: --nnodes {len(hosts)} --node-rank {place} --master-addr {hosts[0].name}"
+                yield f"{name}: --nnodes {len(names)} --node-rank {place} --master-addr {names[0]}"
             case "rankfile":
-                yield from (f"rank {rank + slot}={host.name} slot={slot}" for slot in range(count))
+                yield from (f"rank {rank + slot}={name} slot={slot}" for slot in range(count))
         rank += count
 
 

@@ -6,6 +6,7 @@ How large fabrics and unbalanced switches come to theirs without a linear progra
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import networkx as nx
@@ -150,6 +151,15 @@ def test_other_kinds_and_relays_are_refused():
         split_bandwidth(topology, Collective.on(topology, "reduce-scatter"))
     with pytest.raises(CollectiveError, match="broadcast: bandwidth is split among ranks and switches"):
         split_bandwidth(topology, Collective.on(topology, "broadcast", ranks=[0, 1]))
+
+
+def test_a_value_below_zero_is_not_feasible() -> None:
+    """As a basis of HiGHS can have where rates differ by more than it can tell, such as 1e-9 and 1e8 GB/s."""
+    ring = topologies.load("ring:4")
+    solution = two_way(ring, Collective.on(ring, "allreduce")).solve()
+    assert solution.is_feasible()
+    values = (*solution.vertex.values[:-1], Fraction(-1))
+    assert not replace(solution, vertex=replace(solution.vertex, values=values)).is_feasible()
 
 
 @settings(max_examples=20)

@@ -80,6 +80,28 @@ def test_what_is_written(command: Command, tmp_path: Path, to: str, lines: list[
     assert file.read_text().splitlines() == lines
 
 
+def test_a_scheduler_knows_no_ranks_but_who_asks_does(command: Command, tmp_path: Path) -> None:
+    """What the list says of a host counts, then `--ranks-per-host`."""
+    (tmp_path / "topology.yaml").write_text(SLURM)
+    (tmp_path / "listed").write_text("node01 slots=2\nnode02\n")
+    asked = ("order", str(tmp_path / "topology.yaml"), "--hosts", str(tmp_path / "listed"), "-o")
+    for more, lines in (
+        (["--ranks-per-host", "3"], ["node01 slots=2", "node02 slots=3"]),
+        (["--to", "slurm"], ["node01", "node01", "node02"]),
+    ):
+        assert command(*asked, str(tmp_path / "made"), *more).status == 0
+        assert (tmp_path / "made").read_text().splitlines() == lines
+
+
+def test_unlike_hosts_of_a_cluster_are_counted(command: Command, tmp_path: Path) -> None:
+    file, some = tmp_path / "unlike.yaml", tmp_path / "some.json"
+    assert command("cluster", "dgx1", "dgx1", "dgx-a100", "--nic", "25", "-o", str(file)).status == 0
+    assert command("order", str(file), "--json").document["order"] == ["host0", "host1", "host2"]
+    some.write_text(command("show", "dgx-a100:boxes=4", "--ranks", "0-3", "--json").out)
+    ran = command("order", str(some))
+    assert (ran.status, "--hosts or --ranks-per-host must say" in ran.err) == (2, True)
+
+
 def test_a_ring_of_cables_has_no_trees(command: Command, tmp_path: Path) -> None:
     """Four hosts in a ring: a tree joins hosts that no cable does, and a host that is moved has no way."""
     ran = command("order", "dgx-spark:4", "--ranks-per-host", "1")
@@ -99,6 +121,7 @@ def test_a_ring_of_cables_has_no_trees(command: Command, tmp_path: Path) -> None
     [
         (["dgx1"], "dgx1: --hosts or --ranks-per-host must say what its hosts are"),
         (["dgx1", "--ranks-per-host", "3"], "the 2 hosts have 6 ranks, dgx1 has 8"),
+        (["dgx1", "--ranks-per-host", "0"], "--ranks-per-host: must be at least 1, got 0"),
         (["dgx1", "--hosts", "a,b,c"], "the 3 hosts have 6 ranks, dgx1 has 8"),
         (["dgx1", "--ranks-per-host", "8"], "an order needs at least two, got 1"),
         (["dgx1", "--hosts", "a,a"], "hosts: each must be named once, got a twice"),

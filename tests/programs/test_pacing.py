@@ -176,3 +176,14 @@ def test_chunks_of_other_trees_do_not_wait_for_each_other(kind: str, in_place: b
     assert isinstance(schedule, Schedule)
     program = export_one_sided(schedule, in_place=in_place, most_bytes=size)
     assert time_us(program, fabric, size) <= 1.03 * synth.simulate(schedule, size).time_us
+
+
+def test_answers_go_back_where_no_link_leads() -> None:
+    """Who puts along a one-way link waits for signals from its end, which take as long as on a cable."""
+    way = [Link(rank, (rank + 1) % 3, Fraction(4), Fraction(2)) for rank in range(3)]
+    one_way, cables = (
+        Topology.build("ring", 3, links) for links in (way, [*way, *(link.reversed for link in way)])
+    )
+    program = export_one_sided(synth.solve(one_way, "allreduce"))
+    assert any(isinstance(done, Signal) for _, _, _, done in program.unrolled().operations)
+    assert time_us(program, one_way, SIZE) == time_us(program, cables, SIZE)

@@ -180,6 +180,10 @@ def test_a_file_of_hosts_may_say_how_many_ranks_each_has(tmp_path: Path) -> None
     file.write_text("# mine\nnode[1-2] slots=8\nlast:4\n\nplain\n")
     assert read_host_list(str(file)) == (("node1", 8), ("node2", 8), ("last", 4), ("plain", None))
     assert read_host_list("node[1-2]") == (("node1", None), ("node2", None))
-    file.write_text("# nobody\n")
-    with pytest.raises(InputError, match=r"hosts: must name at least one host"):
-        read_host_list(str(file))
+    for text, message in (
+        ("# nobody\n", r"hosts: must name at least one host"),
+        ("a slots=2\nb slots=0\n", r"hosts: line 2: slots must be at least 1, got 0"),
+    ):
+        file.write_text(text)
+        with pytest.raises(InputError, match=message):
+            read_host_list(str(file))

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ from arborcast import topologies
 from arborcast.synth import read_schedule, solve, verify, write_schedule
 from arborcast.synth.bounds.layered_flows import with_least_time
 from arborcast.synth.errors import InputError
+from arborcast.synth.topology import Link, Topology
 from tests.verification.conftest import FOREIGN_CHECKER
 
 QUESTIONS = [
@@ -30,6 +32,14 @@ QUESTIONS = [
     ("dgx-a100", "allreduce", "dual"),
     ("dgx-a100", "scatter", "cut"),
 ]
+
+
+SHORT = Link(0, 2, Fraction(3), Fraction(1))  # and no link back
+
+
+def cable(one: int, other: int, rate: int) -> tuple[Link, Link]:
+    link = Link(one, other, Fraction(rate), Fraction(1))
+    return link, link.reversed
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +54,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         assert json.loads(path.read_text())["bound"]["certificate"]["kind"] == certificate
         written.append(path)
     assert sum("times" in json.loads(path.read_text())["bound"] for path in written) >= 5
+    sparse = Topology.build(
+        "sparse", 4, [*cable(0, 1, 10), *cable(1, 2, 5), *cable(2, 3, 20), *cable(3, 0, 8), SHORT]
+    )
+    written.append(folder / "sparse-allreduce.json")
+    write_schedule(solve(sparse, "allreduce"), written[-1])
+    assert json.loads(written[-1].read_text())["bound"]["certificate"]["kind"] == "dual"
     for kind, streams in (("allgather", (1,) * 8), ("reduce", (1, None) * 4), ("alltoall", (2,) * 8)):
         fabric = replace(topologies.load("dgx1"), streams=streams, symmetries=())
         schedule = solve(fabric, kind)
@@ -75,6 +91,21 @@ def test_right_files_are_taken(checker: ModuleType, files: list[Path]) -> None:
         [sys.executable, FOREIGN_CHECKER, files[0]], capture_output=True, text=True, check=False
     )
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_what_it_does_not_know_or_cannot_read_is_no_wrong_file(
+    checker: ModuleType, files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    links = [*cable(0, 1, 10), replace(SHORT, dst=1, latency_us=Fraction(9))]
+    write_schedule(solve(Topology.build("beside", 2, links), "broadcast"), tmp_path / "beside.json")
+    (tmp_path / "nought.json").write_text(files[0].read_text().replace('"rate": "', '"rate": "1/0', 1))
+    for name, status, message in (
+        ("beside.json", 2, "not known here: parallel links"),
+        ("absent.json", 2, "cannot be read: No such file or directory"),
+        ("nought.json", 1, "wrong: "),
+    ):
+        assert checker.main(tmp_path / name) == status
+        assert message in capsys.readouterr().err
 
 
 def leaves(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

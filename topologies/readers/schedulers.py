@@ -226,7 +226,7 @@ def read_host_list(said: str) -> tuple[tuple[str, int | None], ...]:
     A file has a host or an expression in each line, with `slots=8` or `:8` behind it where MPI wants it.
 
     Raises:
-        InputError: an expression that does not end, or nothing named.
+        InputError: an expression that does not end, nothing named, or a host of no slots.
     """
     path = Path(said)
     lines = read_text(path, max_bytes=MAX_BYTES).splitlines() if path.is_file() else [said]
@@ -236,6 +236,8 @@ def read_host_list(said: str) -> tuple[tuple[str, int | None], ...]:
         text = line.partition("#")[0].strip()
         slots = _SLOTS.search(text)
         each = None if slots is None else int(slots[1])
+        if each == 0:
+            raise InputError(f"{place}: slots must be at least 1, got 0")
         found += [(host, each) for host in hostlist(_SLOTS.sub("", text), place)]
     if not found:
         raise InputError(f"{said}: must name at least one host")
