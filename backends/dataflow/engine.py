@@ -66,7 +66,8 @@ class Connections(Protocol):
 
     Attributes:
         size: ranks of the group.
-        channels: by peer; those to all with whom calls are compared are there whenever something runs.
+        channels: by peer, or number of a further lane to it (`transport.lanes`); those to all with whom calls
+            are compared are there whenever something runs.
     """
 
     size: int

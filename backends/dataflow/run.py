@@ -78,7 +78,7 @@ class GraphRun:
 
     Args:
         graph: what to do.
-        channels: all there are, so that a peer that gives up is noticed.
+        channels: all there are, by peer or lane, so that a peer that gives up is noticed.
         bell: a descriptor that wakes a run (an eventfd).
         rank: this one.
         parties: see there.
@@ -96,8 +96,9 @@ class GraphRun:
         self._rank = rank
         self._required = parties.required
         named = sorted({*graph.sends, *graph.receives})
-        self._channels = [channels[peer] for peer in [*named, *sorted(channels.keys() - set(named))]]
-        self._place = {channel.peer: at for at, channel in enumerate(self._channels)}
+        numbers = [*named, *sorted(channels.keys() - set(named))]
+        self._channels = [channels[number] for number in numbers]
+        self._place = {number: at for at, number in enumerate(numbers)}
         # Whatever the library is given the address of is kept here.
         self._actions, self._waiters = _actions_of(graph, self._place)
         self._waits = np.array(graph.waits, np.int32)
@@ -141,10 +142,11 @@ class GraphRun:
                 setattr(self._peers[self._place[peer]], count, len(order))
                 at += len(order)
         opening = 1
-        for channel, state in zip(self._channels, self._peers, strict=False):
+        for (number, at), channel in zip(self._place.items(), self._channels, strict=True):
+            state = self._peers[at]
             state.channel = channel.address
-            state.told = opening if channel.peer in parties.told else 0
-            state.awaited = opening + parties.apart if channel.peer in parties.telling else 0
+            state.told = opening if number in parties.told else 0
+            state.awaited = opening + parties.apart if number in parties.telling else 0
             opening += 2 * parties.apart
 
     def run(

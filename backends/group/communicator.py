@@ -47,7 +47,7 @@ from arborcast.backends.p2p.groups import MessageGroup
 from arborcast.backends.p2p.run import ProgramRun
 from arborcast.backends.schedules.combined import digest_of, joint_part
 from arborcast.backends.schedules.exchange import Exchange, Exchanges, Sizes
-from arborcast.backends.schedules.group_fabric import Cabling, fabric_for
+from arborcast.backends.schedules.group_fabric import Cabling, GroupFabric, fabric_for
 from arborcast.backends.schedules.held import Schedules, fabric_name
 from arborcast.backends.schedules.rendezvous import meet, processors, whereabouts
 from arborcast.backends.schedules.schedule_table import ScheduleTable
@@ -55,15 +55,17 @@ from arborcast.backends.schedules.spare import digests_of, spare_table
 from arborcast.backends.tensors.shared_store import shared_store
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store, future_of, has_nccl
 from arborcast.backends.tensors.torch_reduction import ReductionOperator, name_of, served_operator
-from arborcast.backends.transport.addresses import can_be_bound, listening_addresses
+from arborcast.backends.transport.addresses import Ends, can_be_bound, listening_addresses
 from arborcast.backends.transport.alarm import Alarm
 from arborcast.backends.transport.fingerprint import OF_A_PAIR, CollectiveFingerprint, ExchangeFingerprint
+from arborcast.backends.transport.lanes import Lanes
 from arborcast.backends.transport.network import Network
 from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size
 from arborcast.synth.simulation.pieces import ONE_HOST, SEVERAL_HOSTS
+from arborcast.synth.topology import Hop, Link
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +122,8 @@ class Communicator:
         carrier: of the messages of calls that torch's own backend carries; None where none are.
         store: the part of the group's store that only its present processes know.
         own_store: the same over a connection that other threads than the caller's may wait at.
-        cables: with whom alone this rank connects, by which addresses; None where with everybody.
+        cables: with whom alone this rank connects, by number of the lane (`transport.lanes`), and by which
+            addresses; None where with everybody.
         life: how often ranks have joined again.
 
     Args:
@@ -154,14 +157,12 @@ class Communicator:
         self.size = size
         self._global_ranks = tuple(range(size)) if global_ranks is None else tuple(global_ranks)
         self._world_size = size if world_size is None else world_size
+        self._lost_cables: tuple[Ends, ...] = ()  # beside others of the same ranks
         refusal: InputError | ExecutionError | None = None
         try:
             self.options = (options or Options()).merged()
-            self.fabric = fabric_for(self.options, self._global_ranks, self._world_size)
-            cabling = self.fabric.cabling(rank)
-            for peer, ends in ({} if cabling is None else cabling.ends).items():
-                if ends is not None and not can_be_bound(ends[0]):
-                    raise InputError(f"address {ends[0]}, of the link with rank {peer}, must be of this host")
+            self.fabric = self._fabric_by(self.options)
+            self._check_ends()
             if self.options.p2p == "cuda" and not has_nccl():
                 raise InputError("p2p: cuda needs a GPU and NCCL or RCCL, and torch finds none")
             address = ",".join(listening_addresses(store, self.options.address))
@@ -212,6 +213,17 @@ class Communicator:
         self._tracer: Tracer | None = None
         self._sequence = 0
 
+    def _fabric_by(self, options: Options) -> GroupFabric:
+        """What options say of the links that this group has, without the cables that it has lost."""
+        return fabric_for(options, self._global_ranks, self._world_size, lost=self._lost_cables)
+
+    def _check_ends(self) -> None:
+        cabling = self.fabric.cabling(self.rank)
+        for lane, ends in ({} if cabling is None else cabling.ends).items():
+            if ends is not None and not can_be_bound(ends[0]):
+                peer = lane % self.size
+                raise InputError(f"address {ends[0]}, of the link with rank {peer}, must be of this host")
+
     def _waits_for(self) -> str:
         return self._engine.waits_for()
 
@@ -247,31 +259,46 @@ class Communicator:
         Raises:
             InputError: the others do not join all ranks.
         """
-        silent = [(peer, self.rank) for peer in network.silent_cables(ANSWER_S)]
+        lanes = [(lane % self.size, self.rank, lane // self.size) for lane in network.silent_cables(ANSWER_S)]
         store = PrefixStore(f"answers/{self.life}", self.own_store)
-        _, gone = meet(store, self.rank, self.size, silent, _together, timeout_s=self._timeout_s, alarm=alarm)
+        _, gone = meet(store, self.rank, self.size, lanes, _together, timeout_s=self._timeout_s, alarm=alarm)
         if not gone:
             return cabling
-        lost = [(self.fabric.places[first], self.fabric.places[second]) for first, second in gone]
-        before = self.fabric.topology
+        before = self.fabric
+        assert before.cables is not None, "its links have addresses"
+        silent = {
+            pair: [before.cables[pair][lane] for *ends, lane in gone if tuple(ends) == pair]
+            for pair in sorted({(low, high) for low, high, _ in gone})
+        }
+        links = [pair for pair, cables in silent.items() if len(cables) == len(before.cables[pair])]
+        cables = [cable for pair, some in silent.items() if pair not in links for cable in some]
+        lost = [(before.places[first], before.places[second]) for first, second in links]
         self.options = replace(self.options, without=(*self.options.without, *lost))
-        network.leave_out(sum(pair) - self.rank for pair in gone if self.rank in pair)
+        self._lost_cables += tuple(cable.addresses for cable in cables if cable.addresses)
         try:
-            self.fabric = fabric_for(self.options, self._global_ranks, self._world_size)
+            self.fabric = self._fabric_by(self.options)
             left = self.fabric.cabling(self.rank)
         except InputError:
             network.close()
             raise
         assert left is not None, "its links have addresses"
+        network.cables = left.ends
         if self.rank == 0:
+            said = [", ".join(f"{first}-{second}" for first, second in lost)] if lost else []
+            fabrics = self.fabric.topology, before.topology
             log.warning(
-                "%s: no answer along link %s; the group does without it: allreduce %.4g GB/s at most, "
+                "%s: no answer along %s; the group does without it: allreduce %.4g GB/s at most, "
                 "proven, instead of %.4g",
-                before.name,
-                ", ".join(f"{first}-{second}" for first, second in lost),
-                *(bound(it, Collective.on(it, Kind.ALLREDUCE)).rate for it in (self.fabric.topology, before)),
+                before.topology.name,
+                " and ".join([*(f"link {it}" for it in said), *map(self._named, cables)]),
+                *(bound(it, Collective.on(it, Kind.ALLREDUCE)).rate for it in fabrics),
             )
         return left
+
+    def _named(self, cable: Link) -> str:
+        """One of the cables of a link, for messages."""
+        first, second = (self.fabric.places[end] for end in (cable.src, cable.dst))
+        return f"cable {' to '.join(cable.addresses or ())} of link {first}-{second}"
 
     # ------------------------------------------------------------------ collectives
 
@@ -417,7 +444,12 @@ class Communicator:
         if self._exchanges is None:
             fabric = self.fabric
             self._exchanges = Exchanges(
-                fabric.topology, self.rank, self._cut, is_known=not fabric.is_assumed, gone=fabric.apart
+                fabric.topology,
+                self.rank,
+                self._cut,
+                is_known=not fabric.is_assumed,
+                gone=fabric.apart,
+                lanes=self._lanes,
             )
         memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
         if not (self._exchanges.may_plan or self.options.gloo_below):
@@ -588,7 +620,7 @@ class Communicator:
         before = self.fabric
         options = replace(self.options, without=(*self.options.without, (first, second)))
         # Before anything changes: it may be refused.
-        fabric = fabric_for(options, self._global_ranks, self._world_size)
+        fabric = self._fabric_by(options)
         cabling = fabric.cabling(self.rank)
         self.fabric, self.options = fabric, options
         if cabling is not None:
@@ -638,7 +670,8 @@ class Communicator:
 
     def transports(self) -> dict[int, str]:
         """How bytes travel to each rank that this one is connected with."""
-        return {peer: channel.transport for peer, channel in sorted(self._network.channels.items())}
+        channels = sorted(self._network.channels.items())
+        return {peer: channel.transport for peer, channel in channels if peer < self.size}
 
     @property
     def failure(self) -> str | None:
@@ -842,7 +875,14 @@ class Communicator:
             partial(joint_part, self.fabric),
             partial(spare_table, self.fabric.spares, self.fabric.gone, self.fabric.topology),
             self._cores if self.fabric.is_assumed else None,
+            self._lanes,
         )
+
+    @property
+    def _lanes(self) -> Lanes | None:
+        """Where several cables lead to one rank, on the present fabric."""
+        cabling = self.fabric.cabling(self.rank)
+        return None if cabling is None else cabling.lanes
 
     def _seen_from(self, world: Communicator | None) -> Callable[[int], bool]:
         """Whether the process of a rank is known to have ended, as the default group can tell."""
@@ -857,7 +897,7 @@ class Communicator:
             "arborcast": _version(),
             "fabric": fabric_name(self.fabric.topology),
             "ranks": self._global_ranks,
-            "cables": None if self.fabric.cables is None else sorted(self.fabric.cables.items()),
+            "cables": None if self.fabric.cables is None else _said_of(self.fabric.cables),
             "groups": [digest_of(it) for it in self.fabric.joint],
             "spares": digests_of(self.fabric.spares),
             **{name: getattr(self.options, name) for name in ALIKE},
@@ -875,6 +915,12 @@ def _shared_cores(words: list[tuple[str, list[int]]]) -> int | None:
     if len({where for where, _ in words}) > 1:
         return None
     return len({core for _, cores in words for core in cores})
+
+
+def _said_of(cables: Mapping[Hop, Sequence[Link]]) -> list[Any]:
+    """What all ranks must have alike of cables: addresses, and the rates by which messages are split."""
+    every = [cable for _, each in sorted(cables.items()) for cable in each]
+    return [(cable.src, cable.dst, cable.addresses, str(cable.bandwidth)) for cable in every]
 
 
 def _together(words: list[list[list[int]]]) -> list[list[int]]:

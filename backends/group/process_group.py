@@ -210,9 +210,10 @@ class SynthGroup(dist.ProcessGroup):
         self._inner = InnerGloo(PrefixStore("inner", store), rank, size, timeout)
         self._knows_gloo = self._is_broken = False
         self._posting = Posting(self._inner, set(range(size)) - {rank})
-        self._along = (
-            None if ends is None else CablePosting(PrefixStore("cables", store), rank, ends, timeout)
-        )
+        self._along = None
+        if ends is not None:  # of several cables of a rank they take the fastest
+            fastest = {peer: ends[peer] for peer in ends if peer < size}
+            self._along = CablePosting(PrefixStore("cables", store), rank, fastest, timeout)
         self._communicator.while_waiting(self._answer)
 
     def _answer(self) -> None:

@@ -17,10 +17,12 @@ from arborcast.bench.emulation.network import emulate
 from arborcast.bench.emulation.plan import plan_emulation
 from arborcast.bench.emulation.processes import run_inside
 from arborcast.synth.errors import InputError
+from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from arborcast.topologies.files import load_file
 from tests.support.cabled import (
     FABRICS,
+    UNEQUAL,
     all_collectives,
     by_gloo,
     cut,
@@ -29,6 +31,7 @@ from tests.support.cabled import (
     in_own_namespace,
     loses_a_cable,
     on_loopback,
+    over_several_cables,
     pipelined,
     refusals,
     trained,
@@ -61,6 +64,35 @@ def test_ranks_connect_along_cables_alone(ring: Path) -> None:
         assert send.endswith(f"joins with rank {rank}, as links have addresses, got rank {(rank + 2) % 4}")
         assert "rank 1 of the group must be joined with rank 0 along links" in apart, rank
         assert "rank 1 of the group must be joined with rank 0 along links" in avoided
+
+
+def test_several_cables_are_lanes_and_messages_are_split_over_them(tmp_path: Path) -> None:
+    file = tmp_path / "pair.yaml"
+    file.write_text(on_loopback("pair by 4 cables"), encoding="utf-8")
+    environ = {"ARBORCAST_TOPOLOGY": str(file), "ARBORCAST_START": "at once"}
+    assert run_ranks(2, all_collectives, 3001, backend="synth", environ=environ) == expected_ends(
+        load_file(file).topology
+    )
+
+
+def test_lanes_are_in_the_order_of_rates_and_share_messages_by_them(tmp_path: Path) -> None:
+    file = tmp_path / "pair.yaml"
+    file.write_text(on_loopback("pair by 4 cables"), encoding="utf-8")
+    fabric = fabric_for(Options(topology=file), range(2), 2)
+    assert fabric.topology.bandwidth == dict.fromkeys([(0, 1), (1, 0)], 95)
+    first, second = (fabric.cabling(rank) for rank in range(2))
+    assert first is not None and second is not None
+    assert first.ends == {
+        1 + 2 * lane: (f"127.1.{cable}.1", f"127.1.{cable}.2") for lane, cable in enumerate((3, 2, 0, 1))
+    }
+    assert second.ends == {lane - 1: ends[::-1] for lane, ends in first.ends.items() if ends}
+    assert (first.lanes.out, second.lanes.into) == ({1: [50, 25, 10, 10]}, {0: [50, 25, 10, 10]})
+    lost = fabric_for(Options(topology=file), range(2), 2, lost=[("127.1.3.2", "127.1.3.1")])
+    assert lost.topology.bandwidth[0, 1] == 45
+    left = lost.cabling(1)
+    assert left is not None and list(left.ends.values()) == [
+        (f"127.1.{cable}.2", f"127.1.{cable}.1") for cable in (2, 0, 1)
+    ]
 
 
 def wrong_address(rank: int, size: int) -> str:
@@ -136,8 +168,34 @@ def test_after_a_cable_is_lost_the_group_goes_on_without_it() -> None:
         got = run_inside(emulation, in_own_namespace, plan.cabled, loses_a_cable, timeout_s=120)
     whole = expected_ends(plan.cabled)
     del whole[2][3], whole[3][2]
-    assert [ends for _, ends in got] == whole
-    assert all("has acknowledged nothing for 1 s" in said for said, _ in got), got
+    assert [found for *_, found in got] == whole
+    assert all("has acknowledged nothing for 1 s" in said for said, *_ in got), got
+
+
+@needs_root
+def test_each_of_several_cables_carries_its_share() -> None:
+    plan = plan_emulation(FABRICS["pair by 4 cables"](), 20)
+    with emulate(plan, has_cables=True) as emulation:
+        got = run_inside(emulation, in_own_namespace, plan.cabled, over_several_cables, timeout_s=120)
+    assert [found for found, _ in got] == expected_ends(plan.cabled)
+    for _, shares in got:
+        np.testing.assert_allclose(list(shares.values()), np.array(UNEQUAL) / sum(UNEQUAL), atol=0.03)
+
+
+@needs_root
+def test_after_one_of_several_cables_is_lost_the_others_go_on() -> None:
+    plan = plan_emulation(FABRICS["pair by 4 cables"](), 20)
+    with emulate(plan, has_cables=True) as emulation:
+        got = run_inside(emulation, in_own_namespace, plan.cabled, loses_a_cable, timeout_s=120)
+    left = [cable for cable in plan.cabled.cables if "10.1.3.1" not in (cable.addresses or ())]
+    assert [found for *_, found in got] == expected_ends(Topology.build("left", 2, left))
+    assert all("has acknowledged nothing for 1 s" in said for said, _, _ in got), got
+    name = "pair:2, 4 cables of unequal rates"
+    bounds = "allreduce 45 GB/s at most, proven, instead of 95"
+    what = "cable 10.1.3.1 to 10.1.3.2 of link 0-1"
+    assert [line for _, lines, _ in got for line in lines] == [
+        f"{name}: no answer along {what}; the group does without it: {bounds}"
+    ]
 
 
 @needs_root
