@@ -2,8 +2,8 @@
 
 Each fabric becomes network namespaces: a cable is a pair of devices with a subnet of its own, nobody
 forwards, and ranks meet in a slow network beside them. Unmodified gloo runs on the same links where all ranks
-forward; what it says where nobody does is kept, too. Needs root and iproute2. Results go to
-`bench/results/switchless.json`.
+forward, along the fastest of several cables; what it says where nobody forwards is kept, too. Needs root and
+iproute2. Results go to `bench/results/switchless.json`.
 """
 
 from __future__ import annotations

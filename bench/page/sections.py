@@ -479,7 +479,8 @@ SECTIONS: tuple[Section, ...] = (
         "python bench/switchless.py",
         "Each cable is a rate-limited pair of network devices with a subnet of its own, and no rank "
         "forwards. The limit is what no schedule can pass at the rates that these cables delivered alone "
-        "before. Gloo cannot connect there: its time is that on the same links where all ranks forward.",
+        "before. Gloo cannot connect there: its time is that on the same links where all ranks forward, by "
+        "the fastest where several cables join two ranks.",
         _along_cables,
     ),
     Section(

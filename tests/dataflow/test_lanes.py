@@ -1,4 +1,4 @@
-"""Messages split over several cables: parts tile them, both ends agree, results stay, nothing waits for ever."""
+"""Messages split over several cables: parts tile them, both ends agree, results stay, nothing deadlocks."""
 
 from __future__ import annotations
 
