@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from arborcast.bench.emulation.plan import plan_emulation
 from arborcast.bench.emulation.processes import run_inside
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Topology
+from arborcast.synth.viewer import scene_of_traces
 from arborcast.topologies import load
 from arborcast.topologies.files import load_file
 from tests.support.cabled import (
@@ -30,12 +32,14 @@ from tests.support.cabled import (
     goes_on_training,
     in_own_namespace,
     loses_a_cable,
+    numbers,
     on_loopback,
     over_several_cables,
     pipelined,
     refusals,
     trained,
 )
+from tests.support.chrome_trace import events_of
 from tests.support.ranks import run_ranks, store_path
 
 WHY_NOT = why_not()
@@ -66,13 +70,38 @@ def test_ranks_connect_along_cables_alone(ring: Path) -> None:
         assert "rank 1 of the group must be joined with rank 0 along links" in avoided
 
 
+FURTHER = [f", cable {number}" for number in (2, 3, 4)]
+
+
+def all_collectives_and_a_trace(rank: int, size: int, folder: str) -> tuple[Any, dict[int, str]]:
+    group: Any = dist.group.WORLD
+    found = all_collectives(rank, size, 3001)
+    with group.trace(f"{folder}/{rank}.json"):
+        dist.all_reduce(numbers(rank, 8000))
+    return found, group.transports()
+
+
 def test_several_cables_are_lanes_and_messages_are_split_over_them(tmp_path: Path) -> None:
     file = tmp_path / "pair.yaml"
     file.write_text(on_loopback("pair by 4 cables"), encoding="utf-8")
     environ = {"ARBORCAST_TOPOLOGY": str(file), "ARBORCAST_START": "at once"}
-    assert run_ranks(2, all_collectives, 3001, backend="synth", environ=environ) == expected_ends(
-        load_file(file).topology
-    )
+    got = run_ranks(2, all_collectives_and_a_trace, str(tmp_path), backend="synth", environ=environ)
+    assert [found for found, _ in got] == expected_ends(load_file(file).topology)
+    assert [transports for _, transports in got] == [{1: "sockets"}, {0: "sockets"}]
+    for rank in range(2):
+        events = events_of(tmp_path / f"{rank}.json")
+        names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        sent: Counter[str] = Counter()
+        for event in events:
+            if event["ph"] == "X":
+                sent[names[event["tid"]]] += event["args"]["bytes"]
+        # Of two ranks each sends 4,000 of 8,000 floats as a sum's part, and 4,000 as the sum.
+        for way in ("to", "from"):
+            lines = [f"{way} rank {1 - rank}{further}" for further in ("", *FURTHER)]
+            found = np.array([sent[it] for it in lines]) / 32000
+            np.testing.assert_allclose(found, np.array([50, 25, 10, 10]) / 95, atol=0.001)
+    shown = scene_of_traces([tmp_path / f"{rank}.json" for rank in range(2)])
+    assert {(link["src"], link["dst"]) for link in shown["links"]} == {(0, 1), (1, 0)}
 
 
 def test_lanes_are_in_the_order_of_rates_and_share_messages_by_them(tmp_path: Path) -> None:
