@@ -4,8 +4,9 @@
     to rank 1      [ send 512 KiB ][ send 512 KiB ]
     from rank 2    [ receive and add 512 KiB ][ .. ]
 
-Of each call a bar; below, per peer and direction (of several cables for each), a bar for each message, from the end of the one before (or
-the begin of the call) until it was handed over, or all of it was there. So a long bar is a wait.
+Of each call a bar; below, per peer and direction, a bar for each message, from the end of the one before (or
+the begin of the call) until it was handed over, or all of it was there. So a long bar is a wait. Where several
+cables lead to a peer, each has its lines.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def all_collectives_and_a_trace(rank: int, size: int, folder: str) -> tuple[Any,
     found = all_collectives(rank, size, 3001)
     with group.trace(f"{folder}/{rank}.json"):
         dist.all_reduce(numbers(rank, 8000))
-    return found, group.transports()
+    return found, group._communicator.transports()
 
 
 def test_several_cables_are_lanes_and_messages_are_split_over_them(tmp_path: Path) -> None:
