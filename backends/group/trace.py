@@ -5,8 +5,8 @@
     from rank 2    [ receive and add 512 KiB ][ .. ]
 
 Of each call a bar; below, per peer and direction, a bar for each message, from the end of the one before (or
-the begin of the call) until it was handed over, or all of it was there. So a long bar is a wait. Where several
-cables lead to a peer, each has its lines.
+the begin of the call) until it was handed over, or all of it was there. So a long bar is a wait. Where
+several cables lead to a peer, each has its lines.
 """
 
 from __future__ import annotations
