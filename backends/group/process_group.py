@@ -61,6 +61,7 @@ from arborcast.backends.group.arguments import (
 from arborcast.backends.group.communicator import SERVED, Communicator
 from arborcast.backends.group.history import write_flights
 from arborcast.backends.group.inner_gloo import InnerGloo
+from arborcast.backends.group.membership import Membership
 from arborcast.backends.group.monitored_barrier import MonitoredBarrier
 from arborcast.backends.group.posting import ANYBODY, CablePosting, Posting
 from arborcast.backends.group.profiling import ObservedWork, event_of
@@ -162,7 +163,7 @@ class SynthGroup(dist.ProcessGroup):
         nccl_options: Any = None,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stubs know the next version's
-        self._communicator: Communicator = Communicator(
+        member = Membership(
             store,
             rank,
             size,
@@ -170,9 +171,10 @@ class SynthGroup(dist.ProcessGroup):
             global_ranks=global_ranks,
             world_size=world_size,
             timeout_s=timeout.total_seconds(),
-            world=None if world is None else world._communicator,
+            world=None if world is None else world._communicator.member,
         )
-        self._store = store = self._communicator.store
+        self._communicator: Communicator = Communicator(member)
+        self._store = store = member.store
         self._make_posting(timeout)
         types = dist.ProcessGroup.BackendType
         self._set_default_backend(types.GLOO)
@@ -184,7 +186,7 @@ class SynthGroup(dist.ProcessGroup):
             self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, self._nccl)
         self._peer_calls = PeerCalls(self._nccl)
         self._delegated: Counter[Kind] = Counter()
-        self._devices = HOST | {"cuda"} if self._communicator.options.p2p == "cuda" else HOST
+        self._devices = HOST | {"cuda"} if self._communicator.member.options.p2p == "cuda" else HOST
         if devices is not None:
             self._devices &= devices
         self._queue = WorkQueue("synth")
@@ -195,9 +197,9 @@ class SynthGroup(dist.ProcessGroup):
         _groups.add(self)
         is_whole = len(global_ranks) == world_size
         if global_ranks[rank] == 0 and size > 1:
-            _announce(self._communicator.fabric, is_whole)
+            _announce(self._communicator.member.fabric, is_whole)
         if is_whole and world is None:  # a further group finds what this one has kept
-            for kind in self._communicator.options.prepare:
+            for kind in self._communicator.member.options.prepare:
                 if Kind(kind) in SERVED:
                     self._communicator.begin(Kind(kind))
         else:
@@ -205,8 +207,8 @@ class SynthGroup(dist.ProcessGroup):
 
     def _make_posting(self, timeout: timedelta) -> None:
         """Have what carries sends and receives, and what schedules do not serve."""
-        rank, size, ends = self.rank(), self.size(), self._communicator.cables
-        store = PrefixStore(f"life/{self._communicator.life}", self._communicator.own_store)
+        rank, size, ends = self.rank(), self.size(), self._communicator.member.cables
+        store = PrefixStore(f"life/{self._communicator.member.life}", self._communicator.member.own_store)
         self._inner = InnerGloo(PrefixStore("inner", store), rank, size, timeout)
         self._knows_gloo = self._is_broken = False
         self._posting = Posting(self._inner, set(range(size)) - {rank})
@@ -670,12 +672,12 @@ class SynthGroup(dist.ProcessGroup):
     @property
     def options(self) -> Options:
         """What the group was told, by code and by the environment."""
-        return self._communicator.options
+        return self._communicator.member.options
 
     @property
     def fabric(self) -> str:
         """The links among the ranks of this group, and where that knowledge comes from, in one line."""
-        return str(self._communicator.fabric)
+        return str(self._communicator.member.fabric)
 
     # ------------------------------------------------------------------ the two ways of a call
 

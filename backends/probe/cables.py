@@ -29,7 +29,7 @@ from arborcast.backends.probe.interfaces import Interface, interfaces
 from arborcast.backends.probe.measurements import Flow, Measurements
 from arborcast.backends.probe.measuring import Effort, measure_cables
 from arborcast.backends.probe.shape import clustered, rounded
-from arborcast.backends.schedules.rendezvous import meet, whereabouts
+from arborcast.backends.schedules.rendezvous import location, meet
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store
 from arborcast.backends.transport.addresses import Ends, listening_addresses, listening_socket
 from arborcast.backends.transport.network import Network
@@ -223,7 +223,7 @@ def _probe(prepare: Callable[[int], int], conclude: Callable[[Found], int], effo
     store = PrefixStore("arborcast/cables", job)
     at = listening_addresses(store)[0]
     own = interfaces()
-    word = {"where": whereabouts(), "at": at, "interfaces": [asdict(each) for each in own]}
+    word = {"where": location(), "at": at, "interfaces": [asdict(each) for each in own]}
     name, (cables, notes) = meet(store, rank, size, word, _concluded, timeout_s=effort.timeout_s)
     meeting = StoreMeeting(PrefixStore(f"{name}/meeting", store), rank, size)
     status = max(meeting.gathered(prepare(size) if rank == 0 else 0))

@@ -304,7 +304,7 @@ class Network:
         for channel in self._channels.values():
             channel.finish_close(deadline)
         if self._shelf is not None:
-            self._shelf.let_go()
+            self._shelf.release()
 
     def _missing(self) -> str | None:
         """What keeps this rank from sharing memory, found out by doing so; None where nothing does."""

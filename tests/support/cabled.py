@@ -142,7 +142,7 @@ def what_schedules_never_serve(rank: int, size: int) -> None:
 def ends() -> dict[int, tuple[str, str]]:
     """By rank that this one is connected with, or lane to it, the addresses of both ends."""
     group: Any = dist.group.WORLD
-    channels = group._communicator._network.channels
+    channels = group._communicator.member.network.channels
     found = {}
     for peer, channel in sorted(channels.items()):
         sock = channel._socket
