@@ -177,13 +177,13 @@ def fabric_for(
     healthy = whole if is_whole or not options.spares else whole.subset(chosen)
     return GroupFabric(
         topology,
-        source + _words_of(options.without),
+        source + _words_of(options.without, lost),
         is_assumed=False,
         healthy=whole if is_whole and options.without else None,
         places=tuple(chosen),
-        joint=joint,
+        joint=() if lost else joint,  # made for other rates, as spares are
         gone=tuple((place[first], place[second]) for first, second in inside),
-        spares=fitting_spares(options.spares, healthy, is_whole=is_whole),
+        spares=() if lost else fitting_spares(options.spares, healthy, is_whole=is_whole),
         cables=cables,
     )
 
@@ -368,7 +368,6 @@ def _assumed(options: Options, global_ranks: Sequence[int], world_size: int) -> 
     return GroupFabric(mesh, source + _words_of(options.without), is_assumed=True, gone=tuple(inside))
 
 
-def _words_of(without: Sequence[Hop]) -> str:
-    if not without:
-        return ""
-    return f", without {', '.join(f'{first}-{second}' for first, second in without)}"
+def _words_of(without: Sequence[Hop], lost: Collection[Ends] = ()) -> str:
+    words = [*(f"{first}-{second}" for first, second in without), *(" to ".join(ends) for ends in lost)]
+    return f", without {', '.join(words)}" if words else ""
