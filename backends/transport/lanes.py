@@ -45,7 +45,7 @@ class Lanes:
             is_sent: whether it goes there; it comes from there otherwise.
         """
         rates = (self.out if is_sent else self.into).get(peer, ())
-        return [(peer + lane * self.ranks, *part) for lane, *part in split(length, rates)]
+        return [(peer + lane * self.ranks, start, stop) for lane, start, stop in split(length, rates)]
 
 
 def split(length: int, rates: Sequence[Fraction]) -> list[tuple[int, int, int]]:
