@@ -17,6 +17,7 @@ from arborcast.bench.emulation.network import emulate
 from arborcast.bench.emulation.plan import plan_emulation
 from arborcast.bench.emulation.processes import run_inside
 from arborcast.synth.errors import InputError
+from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from arborcast.topologies.files import load_file
 from tests.support.cabled import (
@@ -119,33 +120,44 @@ def test_one_cable_has_one_pair_of_addresses(ring: Path) -> None:
 long = pytest.mark.long
 
 
+def without_2_3(topology: Topology) -> list[dict[int, tuple[str, str]]]:
+    """The ends of a ring of four from which one cable is gone."""
+    whole = expected_ends(topology)
+    del whole[2][3], whole[3][2]
+    return whole
+
+
+def emulated(
+    work: Any, fabric: str = "ring of 4", *, timeout_s: float = 120, is_cut: bool = False
+) -> tuple[Topology, list[Any]]:
+    """What ranks in namespaces of their own return; the cable of 2 and 3 may be cut before they start."""
+    plan = plan_emulation(FABRICS[fabric](), 200)
+    with emulate(plan, has_cables=True) as emulation:
+        if is_cut:
+            cut(emulation, 2, 3)
+        got = run_inside(emulation, in_own_namespace, plan.cabled, work, timeout_s=timeout_s)
+    return plan.cabled, got
+
+
 @needs_root
 @long
 @pytest.mark.parametrize("name", FABRICS)
 def test_all_collectives_where_nobody_forwards(name: str) -> None:
-    plan = plan_emulation(FABRICS[name](), 200)
-    with emulate(plan, has_cables=True) as emulation:
-        got = run_inside(emulation, in_own_namespace, plan.cabled, all_collectives, timeout_s=120)
-    assert got == expected_ends(plan.cabled)
+    fabric, got = emulated(all_collectives, name)
+    assert got == expected_ends(fabric)
 
 
 @needs_root
 def test_after_a_cable_is_lost_the_group_goes_on_without_it() -> None:
-    plan = plan_emulation(FABRICS["ring of 4"](), 200)
-    with emulate(plan, has_cables=True) as emulation:
-        got = run_inside(emulation, in_own_namespace, plan.cabled, loses_a_cable, timeout_s=120)
-    whole = expected_ends(plan.cabled)
-    del whole[2][3], whole[3][2]
-    assert [ends for _, ends in got] == whole
+    fabric, got = emulated(loses_a_cable)
+    assert [ends for _, ends in got] == without_2_3(fabric)
     assert all("has acknowledged nothing for 1 s" in said for said, _ in got), got
 
 
 @needs_root
 def test_ddp_goes_on_after_a_cable_is_pulled() -> None:
     """From what all ranks still have, with the parameters of an undisturbed run; the new limit is said."""
-    plan = plan_emulation(FABRICS["ring of 4"](), 200)
-    with emulate(plan, has_cables=True) as emulation:
-        got = run_inside(emulation, in_own_namespace, plan.cabled, goes_on_training, timeout_s=120)
+    _, got = emulated(goes_on_training)
     for found in got:
         assert any("has acknowledged nothing" in line for line in found["lines"])
         for value, wanted in zip(found["disturbed"], found["whole"], strict=True):
@@ -159,21 +171,14 @@ def test_ddp_goes_on_after_a_cable_is_pulled() -> None:
 @long
 @needs_root
 def test_a_cable_that_does_not_answer_is_left_out_on_all_ranks() -> None:
-    plan = plan_emulation(FABRICS["ring of 4"](), 200)
-    with emulate(plan, has_cables=True) as emulation:
-        cut(emulation, 2, 3)
-        got = run_inside(emulation, in_own_namespace, plan.cabled, all_collectives, timeout_s=120)
-    whole = expected_ends(plan.cabled)
-    del whole[2][3], whole[3][2]
-    assert got == whole
+    fabric, got = emulated(all_collectives, is_cut=True)
+    assert got == without_2_3(fabric)
 
 
 @needs_root
 @long
 def test_ddp_and_fsdp_give_what_gloo_gives() -> None:
-    plan = plan_emulation(FABRICS["ring of 4"](), 200)
-    with emulate(plan, has_cables=True) as emulation:
-        got = run_inside(emulation, in_own_namespace, plan.cabled, trained, timeout_s=300)
+    _, got = emulated(trained, timeout_s=300)
     expected = run_ranks(4, trained, backend="gloo", timeout_s=300)
     for mine, theirs in zip(got, expected, strict=True):
         assert mine.keys() == theirs.keys()
@@ -184,10 +189,7 @@ def test_ddp_and_fsdp_give_what_gloo_gives() -> None:
 
 @needs_root
 def test_pipelines_along_cables_have_the_losses_of_serial_training() -> None:
-    plan = plan_emulation(FABRICS["ring of 4"](), 200)
-    with emulate(plan, has_cables=True) as emulation:
-        got = run_inside(emulation, in_own_namespace, plan.cabled, pipelined, timeout_s=120)
-    for serial, *along_cables in got:
+    for serial, *along_cables in emulated(pipelined)[1]:
         np.testing.assert_allclose(along_cables, [serial] * 2, rtol=1e-6)
 
 
