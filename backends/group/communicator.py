@@ -45,7 +45,6 @@ from arborcast.backends.p2p.run import ProgramRun
 from arborcast.backends.schedules.combined import joint_part
 from arborcast.backends.schedules.exchange import Exchange, Exchanges, Sizes
 from arborcast.backends.schedules.held import Schedules
-from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.schedules.spare import spare_table
 from arborcast.backends.tensors.torch_compat import PrefixStore, future_of
 from arborcast.backends.tensors.torch_reduction import ReductionOperator, name_of, served_operator
@@ -88,6 +87,7 @@ class Communicator:
     Attributes:
         member: this rank in the group, by which it reaches the others.
         carrier: of the messages of calls that torch's own backend carries; None where none are.
+        history: what has been served, and how fast.
 
     Args:
         member: as above.
@@ -109,12 +109,11 @@ class Communicator:
         self._generation = 0
         self._schedules = self._new_schedules()
         self._exchanges: Exchanges | None = None
-        self._history = History(rank, member.global_ranks, self._waits_for, lambda: self.failure is not None)
+        self.history = History(
+            rank, member.global_ranks, member.waits_for, lambda: member.failure is not None
+        )
         self._tracer: Tracer | None = None
         self._sequence = 0
-
-    def _waits_for(self) -> str:
-        return self.member.engine.waits_for()
 
     # ------------------------------------------------------------------ collectives
 
@@ -281,7 +280,7 @@ class Communicator:
                 return gloo.alltoall_base(output, given, list(expected), list(sent), AllToAllOptions())
 
             opening = CollectiveFingerprint(self._next(), nbytes, -1, Kind.ALLTOALL, elements)
-            with self._history.begin(opening, nbytes, None):
+            with self.history.begin(opening, nbytes, None):
                 self._by_gloo(opening, start)
             return
         exchange = self._exchanges.of(sizes)
@@ -304,7 +303,7 @@ class Communicator:
         except ExecutionError as error:
             self.abort(f"rank {self.rank}: {Kind.ALLTOALL} ({call.elements}): {error}")
             raise
-        with self._noted(self._history.begin(call, call.count, exchange.served), graph):
+        with self._noted(self.history.begin(call, call.count, exchange.served), graph):
             self.member.engine.run(graph, memory, opening, None)
 
     def _agreed_sizes(self, sent: Sequence[int], expected: Sequence[int], elements: str) -> Sizes:
@@ -358,24 +357,16 @@ class Communicator:
             start(Gathering(self.rank, self.size, self.allgather))
             return
         opening = replace(call, sequence=self._next())
-        with self._history.begin(opening, 0, None, is_counted=False):
+        with self.history.begin(opening, 0, None, is_counted=False):
             self._by_gloo(opening, start, is_alike=True, must_succeed=False)
 
     # ------------------------------------------------------------------ around them
 
-    def prepare(self, kind: Kind | str, root: int = 0) -> ScheduleTable | None:
-        """Find the schedules of a collective now, and wait for them; all ranks make this call.
-
-        Returns:
-            them; None where there are none, so that gloo serves it.
-        """
+    def prepare(self, kind: Kind | str, root: int = 0, *, waits: bool = True) -> None:
+        """Find the schedules of a collective now, or begin to look for them; all ranks make this call."""
         kind = Kind(kind)
-        table = self._table(kind, root if kind.has_root else -1, waits=True)
-        return None if isinstance(table, str) else table
-
-    def begin(self, kind: Kind) -> None:
-        """Look for the schedules of a collective (with rank 0 as root); all ranks make this call."""
-        self._table(kind, 0 if kind.has_root else -1)
+        call = CollectiveFingerprint(0, 0, root if kind.has_root else -1, kind, "")
+        self._schedules.table(call, self._next, waits=waits)
 
     def agree_on_start(self) -> None:
         """See that all ranks have made the group; all make this call.
@@ -412,10 +403,6 @@ class Communicator:
             return f"{of}: gloo, {table}"
         until = ", until others are found" if self._schedules.is_to_change(table) else ""
         return f"{of}: {table.at(nbytes)} on {self.member.fabric.topology.name}{until}"
-
-    def counters(self) -> dict[str, dict[str, int | float]]:
-        """What has been served, and how fast; see `SynthGroup.counters`."""
-        return self._history.counters()
 
     def begin_trace(self) -> Tracer:
         """Note all messages of the calls from now on, which takes time of its own, until `end_trace`."""
@@ -455,48 +442,14 @@ class Communicator:
         self._schedules = self._new_schedules()
         self._exchanges = None
 
-    def while_waiting(self, function: Callable[[], None]) -> None:
-        """Call a function, which must be quick, again and again in calls that wait for other ranks."""
-        self.member.engine.while_waiting = function
-
-    def when_begun(self, function: Callable[[], None]) -> None:
-        """Call a function, which must be quick, before a call by schedules leaves the interpreter."""
-        self.member.engine.when_begun = function
-
-    def transports(self) -> dict[int, str]:
-        """How bytes travel to each rank that this one is connected with."""
-        channels = sorted(self.member.network.channels.items())
-        return {peer: channel.transport for peer, channel in channels if peer < self.size}
-
-    @property
-    def failure(self) -> str | None:
-        """Why every further call is refused; None while it is not."""
-        return self.member.engine.failure
-
-    @property
-    def timeout_s(self) -> float:
-        """After how many seconds without progress calls fail."""
-        return self.member.timeout_s
-
     def set_timeout(self, timeout_s: float) -> None:
         """After how many seconds without progress calls fail from the next one on."""
         self.member.timeout_s = timeout_s
         self._gloo.set_timeout(timedelta(seconds=timeout_s))
 
-    @contextmanager
-    def within(self, timeout_s: float) -> Iterator[None]:
-        """The same for the call made inside of the context; nothing changes where it is not above 0."""
-        if timeout_s > 0:
-            self.member.engine.timeout_s = self.member.network.timeout_s = timeout_s
-        try:
-            yield
-        finally:
-            if timeout_s > 0:
-                self.member.engine.timeout_s = self.member.network.timeout_s = self.member.timeout_s
-
     def abort(self, reason: str) -> None:
         """Make all ranks' calls fail, now and later."""
-        self._history.fail(reason)
+        self.history.fail(reason)
         self.member.engine.give_up(reason)
         self._gloo.end()
         if self.carrier is not None:
@@ -544,14 +497,14 @@ class Communicator:
                     graph, (digest, grouped) = None, self._schedules.groups(*asked)
                     serve = partial(self._by_messages, carrier, grouped, memory)
                 opening = replace(shown or call, sequence=self._next(), schedule=digest)
-                begun = self._history.begin(opening, nbytes, table.at(nbytes), is_counted)
+                begun = self.history.begin(opening, nbytes, table.at(nbytes), is_counted)
                 with self._noted(begun, graph, dtype.itemsize):
                     serve(opening, operator)
                 return
         # Gloo takes tensors in host memory, and leaves those that lie there where they are.
         host = {buffer: tensor.cpu() for buffer, tensor in memory.items()}
         opening = replace(shown or call, sequence=self._next())
-        with self._noted(self._history.begin(opening, nbytes, None, is_counted)):
+        with self._noted(self.history.begin(opening, nbytes, None, is_counted)):
             self._by_gloo(opening, lambda gloo: by_gloo(gloo, host))
         if Buffer.OUTPUT in host and host[Buffer.OUTPUT] is not memory[Buffer.OUTPUT]:
             memory[Buffer.OUTPUT].copy_(host[Buffer.OUTPUT])
@@ -654,9 +607,6 @@ class Communicator:
         if nbytes < below:
             return f"which serves below {format_size(below)} (gloo_below)"
         return None
-
-    def _table(self, kind: Kind, root: int, *, waits: bool = False) -> ScheduleTable | str:
-        return self._schedules.table(CollectiveFingerprint(0, 0, root, kind, ""), self._next, waits=waits)
 
     def _new_schedules(self) -> Schedules:
         """None yet, for the present fabric."""

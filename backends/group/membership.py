@@ -7,7 +7,8 @@ and when it goes on after one was lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -157,6 +158,26 @@ class Membership:
     @timeout_s.setter
     def timeout_s(self, timeout_s: float) -> None:
         self._timeout_s = self.engine.timeout_s = self.network.timeout_s = timeout_s
+
+    @contextmanager
+    def within(self, timeout_s: float) -> Iterator[None]:
+        """The same for the call made inside of the context; nothing changes where it is not above 0."""
+        if timeout_s > 0:
+            self.engine.timeout_s = self.network.timeout_s = timeout_s
+        try:
+            yield
+        finally:
+            if timeout_s > 0:
+                self.engine.timeout_s = self.network.timeout_s = self._timeout_s
+
+    @property
+    def failure(self) -> str | None:
+        """Why every further call is refused; None while it is not."""
+        return self.engine.failure
+
+    def waits_for(self) -> str:
+        """What the call under way waits for; see `Engine.waits_for`."""
+        return self.engine.waits_for()
 
     def avoid(self, first: int, second: int) -> None:
         """Leave out the link between two ranks of the fabric from now on; all ranks make this call.

@@ -163,7 +163,7 @@ class SynthGroup(dist.ProcessGroup):
         nccl_options: Any = None,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stubs know the next version's
-        member = Membership(
+        self._member = member = Membership(
             store,
             rank,
             size,
@@ -171,7 +171,7 @@ class SynthGroup(dist.ProcessGroup):
             global_ranks=global_ranks,
             world_size=world_size,
             timeout_s=timeout.total_seconds(),
-            world=None if world is None else world._communicator.member,
+            world=None if world is None else world._member,
         )
         self._communicator: Communicator = Communicator(member)
         self._store = store = member.store
@@ -186,29 +186,29 @@ class SynthGroup(dist.ProcessGroup):
             self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, self._nccl)
         self._peer_calls = PeerCalls(self._nccl)
         self._delegated: Counter[Kind] = Counter()
-        self._devices = HOST | {"cuda"} if self._communicator.member.options.p2p == "cuda" else HOST
+        self._devices = HOST | {"cuda"} if self._member.options.p2p == "cuda" else HOST
         if devices is not None:
             self._devices &= devices
         self._queue = WorkQueue("synth")
-        self._communicator.when_begun(self._queue.leave)
+        member.engine.when_begun = self._queue.leave
         self._begun_calls = 0
         self._monitored = MonitoredBarrier(PrefixStore("monitored", store), rank, size, self._answer)
         self._process = os.getpid()
         _groups.add(self)
         is_whole = len(global_ranks) == world_size
         if global_ranks[rank] == 0 and size > 1:
-            _announce(self._communicator.member.fabric, is_whole)
+            _announce(self._member.fabric, is_whole)
         if is_whole and world is None:  # a further group finds what this one has kept
-            for kind in self._communicator.member.options.prepare:
+            for kind in self._member.options.prepare:
                 if Kind(kind) in SERVED:
-                    self._communicator.begin(Kind(kind))
+                    self._communicator.prepare(kind, waits=False)
         else:
             self._communicator.agree_on_start()
 
     def _make_posting(self, timeout: timedelta) -> None:
         """Have what carries sends and receives, and what schedules do not serve."""
-        rank, size, ends = self.rank(), self.size(), self._communicator.member.cables
-        store = PrefixStore(f"life/{self._communicator.member.life}", self._communicator.member.own_store)
+        rank, size, ends = self.rank(), self.size(), self._member.cables
+        store = PrefixStore(f"life/{self._member.life}", self._member.own_store)
         self._inner = InnerGloo(PrefixStore("inner", store), rank, size, timeout)
         self._knows_gloo = self._is_broken = False
         self._posting = Posting(self._inner, set(range(size)) - {rank})
@@ -216,7 +216,7 @@ class SynthGroup(dist.ProcessGroup):
         if ends is not None:  # of several cables of a rank they take the fastest
             fastest = {peer: ends[peer] for peer in ends if peer < size}
             self._along = CablePosting(PrefixStore("cables", store), rank, fastest, timeout)
-        self._communicator.while_waiting(self._answer)
+        self._member.engine.while_waiting = self._answer
 
     def _answer(self) -> None:
         self._posting.answer()
@@ -532,7 +532,7 @@ class SynthGroup(dist.ProcessGroup):
         self._refuse_after_failure()
         event = event_of(f"synth:{title}", tensors)
         if self._along is not None and not self._is_on_gpu(tensors):
-            posted = self._along.post(method, tensors, peer, arguments[-1], self._communicator.timeout_s)
+            posted = self._along.post(method, tensors, peer, arguments[-1], self._member.timeout_s)
             return posted if event is None else ObservedWork(posted, event)
         backend = self._get_backend(tensors[0].device)
         begin = partial(getattr(backend, method), *arguments)
@@ -540,7 +540,7 @@ class SynthGroup(dist.ProcessGroup):
         work: dist.Work = (
             begin()
             if self._is_on_gpu(tensors)
-            else self._posting.post(peer, begin, self._communicator.timeout_s, received_by=received_by)
+            else self._posting.post(peer, begin, self._member.timeout_s, received_by=received_by)
         )
         return work if event is None else ObservedWork(work, event)
 
@@ -551,7 +551,7 @@ class SynthGroup(dist.ProcessGroup):
             timeout: how long rank 0 waits; the group's where None.
             wait_all_ranks: whether to name all that do not come, and not only the first.
         """
-        limit_s = self._communicator.timeout_s if timeout is None else timeout.total_seconds()
+        limit_s = self._member.timeout_s if timeout is None else timeout.total_seconds()
         self._refuse_after_failure()
         self._monitored.wait(limit_s, name_all=wait_all_ranks)
 
@@ -617,7 +617,7 @@ class SynthGroup(dist.ProcessGroup):
         its end on this rank, late ranks waited for; and "share", of calls by schedules the time that the
         bound of the fabric would need over that.
         """
-        counts = self._communicator.counters()
+        counts = self._communicator.history.counters()
         for kind, calls in self._delegated.items():
             counts.setdefault(str(kind), {"schedule": 0, "gloo": 0})["handed over"] = calls
         return counts
@@ -663,21 +663,21 @@ class SynthGroup(dist.ProcessGroup):
             ExecutionError: a rank has ended, or did not come in time.
         """
         self._queue.submit(self._communicator.go_on, None).wait()
-        self._make_posting(timedelta(seconds=self._communicator.timeout_s))
+        self._make_posting(timedelta(seconds=self._member.timeout_s))
 
     def prepare(self, kind: Kind | str, root: int = 0) -> None:
         """Find the schedules of a collective now; all ranks make this call."""
-        self._queue.submit(lambda: self._communicator.prepare(kind, root) and None, None).wait()
+        self._queue.submit(lambda: self._communicator.prepare(kind, root), None).wait()
 
     @property
     def options(self) -> Options:
         """What the group was told, by code and by the environment."""
-        return self._communicator.member.options
+        return self._member.options
 
     @property
     def fabric(self) -> str:
         """The links among the ranks of this group, and where that knowledge comes from, in one line."""
-        return str(self._communicator.member.fabric)
+        return str(self._member.fabric)
 
     # ------------------------------------------------------------------ the two ways of a call
 
@@ -755,7 +755,7 @@ class SynthGroup(dist.ProcessGroup):
         event = event_of(f"synth:{form.title}", inputs)
         limit = timeout or getattr(opts, "timeout", None) or _UNSET
         if limit > _UNSET:
-            within = self._communicator.within(limit.total_seconds())
+            within = self._member.within(limit.total_seconds())
         self._begun_calls += 1
 
         def run() -> None:
@@ -763,8 +763,8 @@ class SynthGroup(dist.ProcessGroup):
                 with entering, within:
                     function()
             except BaseException:
-                if self._communicator.failure is not None:
-                    self._break(self._communicator.failure)
+                if self._member.failure is not None:
+                    self._break(self._member.failure)
                 raise
             finally:
                 if event is not None:
@@ -788,8 +788,8 @@ class SynthGroup(dist.ProcessGroup):
 
     def _refuse_after_failure(self) -> None:
         """Say the first reason: gloo would only say that its connections are closed."""
-        if self._communicator.failure is not None:
-            raise ExecutionError(f"rank {self.rank()}: an earlier call failed: {self._communicator.failure}")
+        if self._member.failure is not None:
+            raise ExecutionError(f"rank {self.rank()}: an earlier call failed: {self._member.failure}")
 
     def _break(self, reason: str) -> None:
         """Make everything fail from now on, what gloo does as well: nobody may wait for who has given up."""

@@ -144,7 +144,7 @@ def all_forms(rank: int, size: int, fabric: str, gloo_below: int) -> tuple[list[
 
 
 def _calls(group: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = group._communicator._history.as_document()["calls"]
+    found: list[dict[str, Any]] = group._communicator.history.as_document()["calls"]
     return found
 
 
@@ -221,7 +221,7 @@ def avoiding(rank: int, size: int, fabric: str | None) -> tuple[bool, list[int]]
     """Whether all came, and with whom this rank is connected, where 0 and 2 have no link."""
     group = new_group(topology=fabric, without=[(0, 2)])
     output, wanted, _ = exchange(rank, matrices(5)["any"], group=group)
-    return torch.equal(output, wanted), sorted(group._communicator.transports())
+    return torch.equal(output, wanted), sorted(group._communicator.member.network.channels)
 
 
 @pytest.mark.parametrize("fabric", ["full:4", None])

@@ -96,6 +96,8 @@ def reducing(kind: str, op: str, dtype: Any, count: int, salt: int) -> Case:
 
 
 REDUCING = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+OF_ONE_TENSOR = ("all_reduce", "reduce", "reduce_scatter_tensor")
+"""What those of lists become before anybody serves them."""
 
 
 AS_REAL = {"SUM", "AVG", "PREMUL_SUM"}
@@ -107,10 +109,10 @@ def is_served(kind: str, op: str, dtype: Any) -> bool:
     return as_real or operator_of(OPS[op], dtype) is not None
 
 
-def every_reduction(rank: int, size: int, path: str) -> int:
+def every_reduction(rank: int, size: int, path: str, kinds: Sequence[str]) -> int:
     tested, reference = groups()
     ran, path = 0, "gloo" if path == "gloo" else "schedule"
-    for salt, (op, kind) in enumerate((op, kind) for op in OPS for kind in REDUCING):
+    for salt, (op, kind) in enumerate((op, kind) for op in OPS for kind in kinds):
         for name, dtype in DTYPES.items():
             what = f"{kind} {op} {name}"
             case = reducing(kind, op, dtype, 257, salt)
@@ -134,12 +136,13 @@ def every_reduction(rank: int, size: int, path: str) -> int:
     return ran
 
 
-# What adds sees neither how many ranks there are nor how the tensor came.
 @pytest.mark.parametrize("path", RANKS)
 def test_every_reduction_and_type(path: str) -> None:
-    ran = RANKS[path](every_reduction, path)
-    assert ran == [sum(is_served(*case) for case in itertools.product(REDUCING, OPS, DTYPES.values()))] * 3
-    assert ran[0] == 5 * 63 + 2 * 3  # of the table in test_torch_reduction.py, and complex ones
+    kinds = REDUCING if path == "schedule" else OF_ONE_TENSOR
+    ran = RANKS[path](every_reduction, path, kinds)
+    assert ran == [sum(is_served(*case) for case in itertools.product(kinds, OPS, DTYPES.values()))] * 3
+    # Of the table in test_torch_reduction.py, and complex ones.
+    assert ran[0] == len(kinds) * 63 + 3 * sum(kind.startswith("all_reduce") for kind in kinds)
 
 
 @ranks.check

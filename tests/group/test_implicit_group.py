@@ -109,7 +109,7 @@ def every_call(rank: int, size: int) -> list[str]:
             "reduce-scatter": torch.equal(scattered, everybody[rank] * sum(range(1, size + 1))),
         }
         wrong += [f"{kind} of {elements} on rank {rank}" for kind, is_right in right.items() if not is_right]
-    served = {kind: paths["schedule"] for kind, paths in communicator.counters().items()}
+    served = {kind: paths["schedule"] for kind, paths in communicator.history.counters().items()}
     if served != dict.fromkeys(("allreduce", "allgather", "reduce-scatter"), 3):
         wrong.append(f"rank {rank}: served {served}")
     if (len(made) == 3) != (rank == 0):
