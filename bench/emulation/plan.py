@@ -70,9 +70,12 @@ class EmulationPlan:
         """The topology with these addresses on its links, all of which must join two ranks."""
         links = []
         for link in self.topology.links:
-            each = zip(link.cables, self.wires_of[link.src, link.dst], strict=True)
-            turn = 1 if link.src < link.dst else -1
-            links.append(Link.bundle(replace(it, addresses=self.ends(number)[::turn]) for it, number in each))
+            cables = []
+            for cable, number in zip(link.cables, self.wires_of[link.src, link.dst], strict=True):
+                first, second = self.ends(number)
+                ends = (first, second) if link.src < link.dst else (second, first)
+                cables.append(replace(cable, addresses=ends))
+            links.append(Link.bundle(cables))
         return replace(self.topology, links=tuple(links), symmetries=())
 
     @cached_property
