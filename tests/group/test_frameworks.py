@@ -41,7 +41,7 @@ LONG = {
 ENVIRON = {"ARBORCAST_TOPOLOGY": f"full:{RANKS}", "ARBORCAST_GLOO_BELOW": "0"}
 Array: TypeAlias = np.ndarray[Any, Any]
 
-# Of the largest element. Sums of four terms in another order, over some steps; where gradients travel as
+# Of the largest element. Sums of four terms in another order, over three steps; where gradients travel as
 # float16 or bfloat16, one such sum may be off by 2**-11 or 2**-8 of itself.
 TOLERANCE = 1e-6
 TOLERANCES = {"fp16 hook": 1e-4, "bf16 hook": 1e-3}

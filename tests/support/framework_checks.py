@@ -21,8 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 RANKS = 4
-STEPS = 2
-"""The second begins with what the first made of parameters and moments."""
+STEPS = 3
 
 Values: TypeAlias = list[Tensor]
 Check: TypeAlias = Callable[[int], Values]
@@ -158,7 +157,7 @@ def _hooked(rank: int, hook: str) -> Values:
         model.register_comm_hook(None, _bf16_hook)
     else:
         model.register_comm_hook(None, getattr(default_hooks, hook))
-    return train(rank, model, steps=3)  # of which PowerSGD compresses the last
+    return train(rank, model)
 
 
 def _averaging_hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
