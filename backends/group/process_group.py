@@ -163,7 +163,7 @@ class SynthGroup(dist.ProcessGroup):
         nccl_options: Any = None,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stubs know the next version's
-        self._member = member = Membership(
+        self._member: Membership = Membership(
             store,
             rank,
             size,
@@ -173,6 +173,7 @@ class SynthGroup(dist.ProcessGroup):
             timeout_s=timeout.total_seconds(),
             world=None if world is None else world._member,
         )
+        member = self._member
         self._communicator: Communicator = Communicator(member)
         self._store = store = member.store
         self._make_posting(timeout)
@@ -211,15 +212,14 @@ class SynthGroup(dist.ProcessGroup):
         store = PrefixStore(f"life/{self._member.life}", self._member.own_store)
         self._inner = InnerGloo(PrefixStore("inner", store), rank, size, timeout)
         self._knows_gloo = self._is_broken = False
-        self._posting = Posting(self._inner, set(range(size)) - {rank})
-        self._along = None
+        self._peers: Posting | CablePosting = Posting(self._inner, set(range(size)) - {rank})
         if ends is not None:  # of several cables of a rank they take the fastest
             fastest = {peer: ends[peer] for peer in ends if peer < size}
-            self._along = CablePosting(PrefixStore("cables", store), rank, fastest, timeout)
+            self._peers = CablePosting(PrefixStore("cables", store), rank, fastest, timeout)
         self._member.engine.while_waiting = self._answer
 
     def _answer(self) -> None:
-        self._posting.answer()
+        self._peers.answer()
 
     # ------------------------------------------------------------------ what torch asks of a group
 
@@ -517,31 +517,24 @@ class SynthGroup(dist.ProcessGroup):
 
     def recv_anysource(self, tensors: Any, tag: int) -> dist.Work:
         """Receive a tensor from any rank."""
-        return self._begin("recv_anysource", "recvAnySource", ANYBODY, tensors, (tensors, tag))
+        return self._begin("recv_anysource", "recvAnySource", ANYBODY, tensors, tag)
 
     def _with_peer(self, tensors: Sequence[Tensor], method: str, peer: int, tag: int) -> dist.Work:
         if self._nccl is None or not self._is_on_gpu(tensors):
-            return self._begin(method, method, peer, tensors, (tensors, peer, tag))
+            return self._begin(method, method, peer, tensors, tag)
         self._refuse_after_failure()
         return cast(dist.Work, self._peer_calls.call(method, tensors, peer, tag))  # torch takes None as well
 
-    def _begin(
-        self, method: str, title: str, peer: int, tensors: Sequence[Tensor], arguments: tuple[Any, ...]
-    ) -> dist.Work:
-        """Have the backend do what only some ranks take part in; the last argument is the tag."""
+    def _begin(self, method: str, title: str, peer: int, tensors: Sequence[Tensor], tag: int) -> dist.Work:
+        """Have the backend do what only some ranks take part in."""
         self._refuse_after_failure()
         event = event_of(f"synth:{title}", tensors)
-        if self._along is not None and not self._is_on_gpu(tensors):
-            posted = self._along.post(method, tensors, peer, arguments[-1], self._member.timeout_s)
-            return posted if event is None else ObservedWork(posted, event)
-        backend = self._get_backend(tensors[0].device)
-        begin = partial(getattr(backend, method), *arguments)
-        received_by = None if method == "send" else arguments[-1]
-        work: dist.Work = (
-            begin()
-            if self._is_on_gpu(tensors)
-            else self._posting.post(peer, begin, self._member.timeout_s, received_by=received_by)
-        )
+        work: dist.Work
+        if self._is_on_gpu(tensors):
+            arguments = (tensors, tag) if peer == ANYBODY else (tensors, peer, tag)
+            work = getattr(self._get_backend(tensors[0].device), method)(*arguments)
+        else:
+            work = self._peers.post(method, tensors, peer, tag, self._member.timeout_s)
         return work if event is None else ObservedWork(work, event)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -559,8 +552,7 @@ class SynthGroup(dist.ProcessGroup):
         """After how long without progress calls fail from now on; torch's `_set_pg_timeout` does the same."""
         self._communicator.set_timeout(timeout.total_seconds())
         self._inner.set_timeout(timeout)
-        if self._along is not None:
-            self._along.set_timeout(timeout)
+        self._peers.set_timeout(timeout)
 
     def _set_sequence_number_for_group(self) -> None:
         """Nothing: all ranks begin with 0."""
@@ -594,10 +586,8 @@ class SynthGroup(dist.ProcessGroup):
 
     def _end(self) -> None:
         _groups.discard(self)
-        for posting in (self._posting, self._along):
-            if posting is not None:
-                posting.end("the group was destroyed")
-                posting.join()
+        self._peers.end("the group was destroyed")
+        self._peers.join()
         if self._queue.close("the group was destroyed", wait_s=CLOSE_S):
             self._communicator.close()
         else:
@@ -796,11 +786,9 @@ class SynthGroup(dist.ProcessGroup):
         if not self._is_broken:
             self._is_broken = True
             self._communicator.abort(reason)
-            self._posting.end(reason)
+            self._peers.end(reason)
             self._inner.end()
-            if self._along is not None:
-                self._along.end(reason)
-                self._along.fail()
+            self._peers.fail()
 
     def _fits(self, many: Sequence[Tensor], one: Tensor) -> bool:
         return fits(many, one, self.size(), self._devices)

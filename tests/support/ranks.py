@@ -251,6 +251,8 @@ def _prepare() -> None:
     """Here what each rank would do anew: modules that a group imports late, and the shapes of its tables."""
     import encodings.idna  # noqa: F401
 
+    import arborcast.backends.executors.torch_p2p
+    import arborcast.backends.group.making
     import arborcast.synth.certification
     import arborcast.synth.faults.repair  # noqa: F401
     from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry
