@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from arborcast.backends import Options
-from tests.support.ranks import StandingRanks
+from tests.support.ranks import QUICK, StandingRanks
 
 RANKS_IMPORT = ("torch._dynamo",)
-ranks = StandingRanks(3)
+ranks = StandingRanks(3, environ=QUICK)
 
 
 def message_of(call: Any) -> str:

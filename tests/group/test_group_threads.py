@@ -18,12 +18,12 @@ from torch._C import _distributed_c10d as c10d
 from arborcast.backends import Options
 from arborcast.backends.schedules import held as schedules
 from arborcast.backends.tensors.torch_compat import all_gather_single
-from tests.support.ranks import Failure, StandingRanks, run_ranks
+from tests.support.ranks import QUICK, Failure, StandingRanks, run_ranks
 from tests.support.waiting import any_inside, until
 
 COUNT = 1 << 16
 PATIENCE_S = 100
-ranks = StandingRanks(3)
+ranks = StandingRanks(3, environ=QUICK)
 
 
 def _begin(rank: int, size: int, port: int) -> None:

@@ -46,6 +46,8 @@ PROCESSES.set_forkserver_preload(
     ]
 )
 FORKS = multiprocessing.get_context("fork")
+QUICK = {"ARBORCAST_TOPOLOGY": "full:3", "ARBORCAST_METHOD": "trees", "ARBORCAST_DEADLINE": "100"}
+"""Of three ranks whose schedules are quick to find."""
 END_S = 20.0
 GROUP_TIMEOUT_S = 200.0
 """Of groups unless a test says otherwise: on a busy machine, schedules of many collectives take a minute."""
