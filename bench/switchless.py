@@ -2,8 +2,8 @@
 
 Each fabric becomes network namespaces: a cable is a pair of devices with a subnet of its own, nobody
 forwards, and ranks meet in a slow network beside them. Unmodified gloo runs on the same links where all ranks
-forward; what it says where nobody does is kept, too. Needs root and iproute2. Results go to
-`bench/results/switchless.json`.
+forward, along the fastest of several cables; what it says where nobody forwards is kept, too. Needs root and
+iproute2. Results go to `bench/results/switchless.json`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from arborcast import topologies
 from arborcast.bench.contest.rows import delivered_fabric
 from arborcast.bench.emulation.delivery import check_delivery, delivered
 from arborcast.bench.emulation.network import emulate
-from arborcast.bench.emulation.plan import at_rates, plan_emulation
+from arborcast.bench.emulation.plan import EmulationPlan, at_rates, plan_emulation
 from arborcast.bench.emulation.processes import run_inside
 from arborcast.bench.harness.document import RUNTIME, timed_row
 from arborcast.bench.harness.script import KEPT, command_line, keep, one_line
@@ -51,15 +51,25 @@ def line(ranks: int) -> Topology:
     return Topology.build(f"line:{ranks}", ranks, links)
 
 
+def pair(rates: Sequence[int]) -> Topology:
+    """Two ranks with a cable of each rate."""
+    cables = [
+        Link(0, 1, Fraction(rate), addresses=EmulationPlan.ends(number)) for number, rate in enumerate(rates)
+    ]
+    name = f"pair:2, {len(rates)} cables of unequal rates"
+    return Topology.build(name, 2, [way for cable in cables for way in (cable, cable.reversed)])
+
+
 def fabrics() -> list[Topology]:
-    """Those that hosts without a switch have, and a ring with one cable of half the rate."""
+    """Those that hosts without a switch have; a ring with one cable of half the rate; several cables."""
     ring = topologies.load("ring:4")
     slow = [
         replace(link, bandwidth=link.bandwidth / 2) if {link.src, link.dst} == {0, 1} else link
         for link in ring.links
     ]
     half = Topology.build("ring:4, one cable of half the rate", 4, slow)
-    return [topologies.load("ring:3"), ring, line(4), topologies.load("full:4"), half]
+    unequal = pair((10, 10, 25, 50))
+    return [topologies.load("ring:3"), ring, line(4), topologies.load("full:4"), half, unequal]
 
 
 def run_calls(

@@ -37,6 +37,7 @@ UNDERSTOOD: Mapping[str, frozenset[str]] = {
     "topology message_us": EVERYBODY,
     # Where a cable is reached changes neither rates nor what is right; the process group connects by it.
     "link addresses": EVERYBODY,
+    "link lanes": EVERYBODY,
     # By the graph with ports (`synth.ports`), where no more than chunks of given steps are asked for.
     "topology streams": BOUNDS | CHECKERS | METHODS - {"method sat", "method smt", "method ilp"},
     # Methods that only forward answer on `Topology.forwarding`, which is slower and right.

@@ -43,9 +43,12 @@ class Link:
             Links of the same numbers are equal, wherever these come from.
         latency_assumed: the same of its latency.
         addresses: of a cable, the numeric addresses of `src` and of `dst` on it; None where nothing is said.
+        lanes: of several cables with addresses between the same ranks each one, in the order of addresses
+            (`Link.bundle`); they have the link's ends, and share its bandwidth in proportion to their own.
 
     Raises:
-        TopologyError: a bandwidth or latency that is not exact, such as a float, or what is no address.
+        TopologyError: a bandwidth or latency that is not exact, such as a float, what is no address, or lanes
+            without addresses of their own.
     """
 
     src: Vertex
@@ -55,6 +58,7 @@ class Link:
     rate_assumed: str = field(default="", compare=False)
     latency_assumed: str = field(default="", compare=False)
     addresses: tuple[str, str] | None = None
+    lanes: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
         """See that numbers are exact: all that follows takes their numerators."""
@@ -64,12 +68,68 @@ class Link:
                 object.__setattr__(self, name, _exact(f"link {self.src}->{self.dst}: {name}", value))
         if self.addresses is not None:
             object.__setattr__(self, "addresses", _ends(f"link {self.src}->{self.dst}", self.addresses))
+        if self.lanes:
+            object.__setattr__(self, "lanes", self._own_lanes())
+
+    def _own_lanes(self) -> tuple[Link, ...]:
+        """The lanes with the ends of this link, which may have been moved, and shares of its bandwidth."""
+        what = f"link {self.src}->{self.dst}"
+        said = [address for lane in self.lanes for address in lane.addresses or (None,)]
+        if self.addresses is not None or len(self.lanes) < 2 or None in said or len({*said}) < len(said):
+            raise TopologyError(f"{what}: several cables must have addresses of their own each, got {said}")
+        factor = self.bandwidth / sum(lane.bandwidth for lane in self.lanes)
+        is_as_long = self.latency_us == max(lane.latency_us for lane in self.lanes)
+        return tuple(
+            replace(
+                lane,
+                src=self.src,
+                dst=self.dst,
+                bandwidth=lane.bandwidth * factor,
+                latency_us=lane.latency_us if is_as_long else self.latency_us,
+            )
+            for lane in self.lanes
+        )
+
+    @classmethod
+    def bundle(cls, cables: Iterable[Link]) -> Link:
+        """One or several cables with addresses between the same ranks as one link.
+
+        It has the sum of their bandwidths and the largest of their latencies.
+        """
+        lanes = sorted((lane for each in cables for lane in each.cables), key=lambda lane: lane._place)
+        if len(lanes) == 1:
+            return lanes[0]
+        return cls(
+            lanes[0].src,
+            lanes[0].dst,
+            sum((lane.bandwidth for lane in lanes), Fraction(0)),
+            max(lane.latency_us for lane in lanes),
+            _all_said(lane.rate_assumed for lane in lanes),
+            _all_said(lane.latency_assumed for lane in lanes),
+            lanes=tuple(lanes),
+        )
+
+    @property
+    def cables(self) -> tuple[Link, ...]:
+        """What it consists of: its lanes, or itself."""
+        return self.lanes or (self,)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether it is said by which addresses its ends are reached."""
+        return self.addresses is not None or bool(self.lanes)
+
+    @property
+    def _place(self) -> list[str]:
+        """The same for a cable's two directions."""
+        return sorted(self.addresses or ())
 
     @property
     def reversed(self) -> Link:
         """The same from its end to its begin."""
         addresses = None if self.addresses is None else (self.addresses[1], self.addresses[0])
-        return replace(self, src=self.dst, dst=self.src, addresses=addresses)
+        lanes = tuple(lane.reversed for lane in self.lanes)
+        return replace(self, src=self.dst, dst=self.src, addresses=addresses, lanes=lanes)
 
     @property
     def _compared(self) -> tuple[str, ...]:
@@ -224,7 +284,8 @@ class Topology:
     ) -> Topology:
         """Make a topology from links in any order.
 
-        Parallel links of one latency are one link with the sum of their bandwidths. Of those that differ, the
+        Parallel links of one latency are one link with the sum of their bandwidths, and so are several with
+        addresses, whatever their latencies (`Link.bundle`). Of others that differ, the
         quickest is the link of its pair, and a slower one passes a switch that it shares with its reverse
         alone (`parallels`): the way in has its latency, and both halves have its bandwidth. So whatever is
         planned, proved or simulated uses each at its own rate and latency.
@@ -246,11 +307,13 @@ class Topology:
             if pair not in kept:
                 kept[pair] = link
                 continue
-            if link.addresses or kept[pair].addresses:
+            if link.is_reached != kept[pair].is_reached:
                 raise TopologyError(
-                    f"link {link.src}->{link.dst}: must be the only one of its ranks where it has addresses; "
-                    "bond several cables, and give the address of the bond"
+                    f"link {link.src}->{link.dst}: must have addresses as the other one of its ranks has"
                 )
+            if link.is_reached:
+                kept[pair] = Link.bundle([kept[pair], link])
+                continue
             alike = parallel.setdefault(pair, {kept[pair].latency_us: kept[pair]})
             twin = alike.get(link.latency_us)
             alike[link.latency_us] = link if twin is None else _merge(twin, link)
@@ -311,10 +374,11 @@ class Topology:
             self.check_symmetry(images)
 
     def _check_addresses(self, link: Link, owners: dict[str, Vertex]) -> None:
-        if link.addresses is None:
+        if not link.is_reached:
             return
-        where = f"link {link.src}->{link.dst}"
-        for address, vertex in zip(link.addresses, (link.src, link.dst), strict=True):
+        where, ends = f"link {link.src}->{link.dst}", (link.src, link.dst)
+        said = [one for each in link.cables for one in zip(each.addresses or (), ends, strict=True)]
+        for address, vertex in said:
             if self.is_switch(vertex):
                 raise TopologyError(f"{where}: must join two ranks where it has addresses")
             if (owner := owners.setdefault(address, vertex)) != vertex:
@@ -358,9 +422,9 @@ class Topology:
     @property
     def without_addresses(self) -> Topology:
         """The same graph for who plans: addresses change no rate, but make links differ that are alike."""
-        if all(link.addresses is None for link in self.links):
+        if not any(link.is_reached for link in self.links):
             return self
-        return replace(self, links=tuple(replace(link, addresses=None) for link in self.links))
+        return replace(self, links=tuple(replace(link, addresses=None, lanes=()) for link in self.links))
 
     @cached_property
     def forwarding(self) -> Topology:
@@ -445,14 +509,22 @@ class Topology:
 
     @cached_property
     def cables(self) -> tuple[Link, ...]:
-        """The links as given to `build`, parallel ones side by side; those of one latency are one."""
+        """The links as given to `build`, parallel ones side by side.
+
+        Those of one latency are one, if they have no addresses.
+        """
         if not self.parallels:
-            return self.links
+            return tuple(cable for link in self.links for cable in link.cables)
         whole = [
-            link for link in self.links if link.src not in self.parallels and link.dst not in self.parallels
+            cable
+            for link in self.links
+            if link.src not in self.parallels and link.dst not in self.parallels
+            for cable in link.cables
         ]
         beside = (link for links in self.parallels.values() for link in links)
-        return tuple(sorted([*whole, *beside], key=lambda link: (link.src, link.dst, link.latency_us)))
+        return tuple(
+            sorted([*whole, *beside], key=lambda link: (link.src, link.dst, link.latency_us, link._place))
+        )
 
     @property
     def assumptions(self) -> dict[tuple[str, str], int]:
@@ -642,10 +714,12 @@ def _listed(ranks: Sequence[int]) -> str:
     return f"{','.join(map(str, ranks[:3]))},... of {len(ranks)}"
 
 
-def _merge(first: Link, second: Link) -> Link:
-    def both(one: str, other: str) -> str:
-        return "; ".join(dict.fromkeys(why for why in (one, other) if why))
+def _all_said(whys: Iterable[str]) -> str:
+    """Why several links are assumed, each reason once."""
+    return "; ".join(dict.fromkeys(why for why in whys if why))
 
+
+def _merge(first: Link, second: Link) -> Link:
     if replace(first, bandwidth=second.bandwidth).kind != second.kind:
         raise TopologyError(
             f"link {first.src}->{first.dst}: parallel links must be alike but for bandwidth and latency"
@@ -653,8 +727,8 @@ def _merge(first: Link, second: Link) -> Link:
     return replace(
         first,
         bandwidth=first.bandwidth + second.bandwidth,
-        rate_assumed=both(first.rate_assumed, second.rate_assumed),
-        latency_assumed=both(first.latency_assumed, second.latency_assumed),
+        rate_assumed=_all_said([first.rate_assumed, second.rate_assumed]),
+        latency_assumed=_all_said([first.latency_assumed, second.latency_assumed]),
     )
 
 

@@ -55,7 +55,7 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 def _close_in_child() -> None:
     """After a fork: the child has no use for the descriptors of its parent's engines."""
     for engine in list(_engines):
-        engine.let_go()
+        engine.release()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
@@ -66,7 +66,8 @@ class Connections(Protocol):
 
     Attributes:
         size: ranks of the group.
-        channels: by peer; those to all with whom calls are compared are there whenever something runs.
+        channels: by peer, or number of a further lane to it (`transport.lanes`); those to all with whom calls
+            are compared are there whenever something runs.
     """
 
     size: int
@@ -307,7 +308,7 @@ class Engine:
                 self._wakeup = -1
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """In a forked child, where a thread that is not here may hold the lock."""
         if self._wakeup >= 0:
             os.close(self._wakeup)

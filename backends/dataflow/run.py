@@ -1,7 +1,7 @@
 """One collective on one rank: a graph, the rank's memory, and the channels that join it to the others.
 
 The library's loop (`native/loop.c`) moves the bytes, combines them, and sleeps. Here is what it is told, and
-what is made of its news: who went, who means another call, that nothing happens.
+what is made of its events: who went, who means another call, that nothing happens.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from arborcast.backends.native.library import (
     POLL_BYTES,
     ActionState,
     GraphState,
-    News,
     PeerState,
+    RunEvent,
     RunState,
     at_once,
     combiner,
@@ -78,7 +78,7 @@ class GraphRun:
 
     Args:
         graph: what to do.
-        channels: all there are, so that a peer that gives up is noticed.
+        channels: all there are, by peer or lane, so that a peer that gives up is noticed.
         bell: a descriptor that wakes a run (an eventfd).
         rank: this one.
         parties: see there.
@@ -96,8 +96,9 @@ class GraphRun:
         self._rank = rank
         self._required = parties.required
         named = sorted({*graph.sends, *graph.receives})
-        self._channels = [channels[peer] for peer in [*named, *sorted(channels.keys() - set(named))]]
-        self._place = {channel.peer: at for at, channel in enumerate(self._channels)}
+        numbers = [*named, *sorted(channels.keys() - set(named))]
+        self._channels = [channels[number] for number in numbers]
+        self._place = {number: at for at, number in enumerate(numbers)}
         # Whatever the library is given the address of is kept here.
         self._actions, self._waiters = _actions_of(graph, self._place)
         self._waits = np.array(graph.waits, np.int32)
@@ -141,10 +142,11 @@ class GraphRun:
                 setattr(self._peers[self._place[peer]], count, len(order))
                 at += len(order)
         opening = 1
-        for channel, state in zip(self._channels, self._peers, strict=False):
+        for (number, at), channel in zip(self._place.items(), self._channels, strict=True):
+            state = self._peers[at]
             state.channel = channel.address
-            state.told = opening if channel.peer in parties.told else 0
-            state.awaited = opening + parties.apart if channel.peer in parties.telling else 0
+            state.told = opening if number in parties.told else 0
+            state.awaited = opening + parties.apart if number in parties.telling else 0
             opening += 2 * parties.apart
 
     def run(
@@ -193,27 +195,27 @@ class GraphRun:
                     f"{self.waits_for()}: nothing happened for {timeout_s:g} s, the timeout of the call"
                 )
             patience = min(left, LOOK_S, look_every_s) if self._lost is None else 0.0
-            news = self._advance(patience, is_over)
+            event = self._advance(patience, is_over)
             if is_over:  # `until` has a deadline of its own
                 since = time.monotonic()
-            is_over = news == News.OVER
+            is_over = event == RunEvent.OVER
             if is_over and (until is None or until()):
                 return
-            if self._lost is not None and news in (News.OVER, News.TIMED):
+            if self._lost is not None and event in (RunEvent.OVER, RunEvent.TIMED):
                 raise self._lost  # what it said before it died has been looked for
-            if news in (News.RUNG, News.TIMED, News.WOKE):
+            if event in (RunEvent.RUNG, RunEvent.TIMED, RunEvent.WOKE):
                 try:
                     check()
                 except ChannelClosedError as error:
                     raise self._peer_gone(f"waiting for rank {error.peer}", error) from error
-            self._answer(news)
+            self._answer(event)
 
     def _advance(self, patience_s: float, lingers: bool) -> int:
-        """Work and sleep until there is news, without the interpreter's lock."""
+        """Work and sleep until there is an event, without the interpreter's lock."""
         # Rounded up: a sleep that ends too early would be repeated without rest.
         patience_ms = int(patience_s * 1000) + 1 if patience_s else 0
-        news: int = in_peace.run_advance(self._address, patience_ms, lingers)
-        return news
+        event: int = in_peace.run_advance(self._address, patience_ms, lingers)
+        return event
 
     def _begin(
         self,
@@ -235,15 +237,15 @@ class GraphRun:
         self._lost = None
         self._answer(at_once.run_begin(self._address))
 
-    def _answer(self, news: int) -> None:
+    def _answer(self, event: int) -> None:
         """Do what the library has left to Python."""
         state = self._state
-        match news:
-            case News.ENDED:
+        match event:
+            case RunEvent.ENDED:
                 self._note_end(state.asked_peer)
-            case News.FAILED:
+            case RunEvent.FAILED:
                 self._fail(state.asked_peer, state.trouble)
-            case News.DIFFERS:
+            case RunEvent.DIFFERS:
                 channel, awaited = self._channels[state.asked_peer], self._peers[state.asked_peer].awaited
                 ours = self._openings.raw[OPENING_BYTES * (awaited - 1) :][:OPENING_BYTES]
                 other = CollectiveFingerprint.from_bytes(bytes(channel.state.opening))

@@ -21,6 +21,11 @@ are complete, and local actions, which are done as soon as what they wait for is
 the receiver may receive. No message before it is left in its channel, and none after it has entered. So the
 channel is empty, or holds a part of this message that the receiver can take at once; either way it moves on.
 A shelf changes nothing of that: where it has no room, a peer whose channel is empty is sent a copy.
+
+Where several cables lead to a peer (`transport.lanes`) each message is split: one action for each lane, whose
+parts stand in the global order in the place of their message, in the order of lanes. Each part waits for all
+parts of what the message waited for, which are earlier, and each lane carries its parts in that order. So a
+lane is one more peer, and the proof holds of parts as it does of messages.
 """
 
 from __future__ import annotations
@@ -30,9 +35,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
+from typing import Any
 
 from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
+from arborcast.backends.transport.lanes import Lanes
 from arborcast.synth.simulation.service import AHEAD
 
 
@@ -56,7 +63,7 @@ class GraphTask:
         into: what is written; what is sent, for a send.
         source: of a reduction or copy what is read besides; of a combine what the arriving data is combined
             with (often `into` itself); `into` for the others.
-        peer: of a message, -1 for what is local.
+        peer: of a message the rank, or the number of a further lane to it; -1 for what is local.
         waiters: the actions that wait for this one.
         share: the same for all sends of the same bytes to several peers; -1 for all else.
     """
@@ -77,8 +84,8 @@ class TaskGraph:
     Attributes:
         program: what it was made of.
         actions: in the order of the program.
-        sends: the actions that send to each peer, in the order in which their bytes must go.
-        receives: the actions that receive from each peer, in the order in which their bytes come.
+        sends: the actions that send to each peer, or lane, in the order in which their bytes must go.
+        receives: the actions that receive from each of them, in the order in which their bytes come.
         waits: of every action, how many others must be complete before.
         reduces: whether anything is combined here.
         scratch_elements: length of the working space that is still needed; of gaps in it no page is touched.
@@ -93,7 +100,7 @@ class TaskGraph:
     scratch_elements: int
 
 
-def compile_graph(program: Program, *, ahead: int = AHEAD) -> TaskGraph:
+def compile_graph(program: Program, *, ahead: int = AHEAD, lanes: Lanes | None = None) -> TaskGraph:
     """The graph of a program of `backends.lowering.lower`; linear in the number of its operations.
 
     Slices that are in use at the same time must be equal or disjoint, which those of lowered programs are.
@@ -102,10 +109,14 @@ def compile_graph(program: Program, *, ahead: int = AHEAD) -> TaskGraph:
         program: of one rank.
         ahead: by how much logical time sends may run ahead of what comes in; at least 1. What is waited
             for is earlier in the global order, so that the proof above holds.
+        lanes: where several cables lead to one rank; None where nowhere.
     """
     if ahead < 1:
         raise ValueError(f"ahead must be at least 1, got {ahead}")
     drafts = _fuse(program.operations, _find_joins(program.operations))
+    _share(drafts)
+    if lanes is not None:
+        drafts = _split(drafts, lanes)
     _pace(drafts, ahead)
     numbers = {draft.index: number for number, draft in enumerate(drafts)}
     waiters: list[list[int]] = [[] for _ in drafts]
@@ -115,7 +126,6 @@ def compile_graph(program: Program, *, ahead: int = AHEAD) -> TaskGraph:
             waiters[numbers[before]].append(number)
         if draft.peer >= 0:
             orders[draft.act is Act.SEND][draft.peer].append(number)
-    shares = _shares(drafts)
     actions = [
         GraphTask(
             draft.act,
@@ -124,7 +134,7 @@ def compile_graph(program: Program, *, ahead: int = AHEAD) -> TaskGraph:
             draft.source,
             draft.peer,
             tuple(waiters[number]),
-            shares.get(number, -1),
+            draft.share,
         )
         for number, draft in enumerate(drafts)
     ]
@@ -140,27 +150,51 @@ def compile_graph(program: Program, *, ahead: int = AHEAD) -> TaskGraph:
     )
 
 
-def _shares(drafts: list[_Draft]) -> dict[int, int]:
-    """The sends of bytes that several peers are sent, each with a number of those bytes.
+def _share(drafts: list[_Draft]) -> None:
+    """Give the sends of bytes that several peers are sent a number of those bytes.
 
     Whatever writes to a slice waits for the sends before it, and those behind it wait for it: sends of one
     slice between two writes to it are of the same bytes. Where slices overlap in part there are none.
     """
     parts = sorted({draft.into for draft in drafts}, key=lambda part: (part.buffer, part.start))
     if any(a.buffer == b.buffer and b.start < a.stop for a, b in pairwise(parts)):
-        return {}
-    found: dict[int, int] = {}
-    current: dict[BufferSlice, list[int]] = defaultdict(list)
-    closed: list[list[int]] = []
-    for number, draft in enumerate(drafts):
+        return
+    current: dict[BufferSlice, list[_Draft]] = defaultdict(list)
+    closed: list[list[_Draft]] = []
+    for draft in drafts:
         if draft.act is Act.SEND:
-            current[draft.into].append(number)
+            current[draft.into].append(draft)
         elif draft.into in current:
             closed.append(current.pop(draft.into))
     for share, sends in enumerate([*closed, *current.values()]):
-        if len({drafts[number].peer for number in sends}) > 1:
-            found |= dict.fromkeys(sends, share)
+        if len({send.peer for send in sends}) > 1:
+            for send in sends:
+                send.share = share
+
+
+def _split(drafts: list[_Draft], lanes: Lanes) -> list[_Draft]:
+    """Each message as its parts along the lanes to its peer; indices are new."""
+    parts_of: dict[int, range] = {}
+    found: list[_Draft] = []
+    for draft in drafts:
+        after = {part for before in draft.after for part in parts_of[before]}
+        parts = [(draft.peer, 0, draft.into.length)]
+        if draft.peer >= 0:
+            parts = lanes.parts(draft.peer, draft.into.length, is_sent=draft.act is Act.SEND)
+        parts_of[draft.index] = range(len(found), len(found) + len(parts))
+        if len(parts) == 1:
+            found.append(replace(draft, index=len(found), after=after))
+            continue
+        for number, start, stop in parts:
+            into, source = _cut(draft.into, start, stop), _cut(draft.source, start, stop)
+            part: dict[str, Any] = {"source" if draft.act is Act.SEND else "into": into}
+            operation = replace(draft.operation, **part)
+            found.append(_Draft(len(found), draft.act, operation, into, source, number, {*after}))
     return found
+
+
+def _cut(whole: BufferSlice, start: int, stop: int) -> BufferSlice:
+    return BufferSlice(whole.buffer, whole.start + start, whole.start + stop)
 
 
 def _pace(drafts: list[_Draft], ahead: int) -> None:
@@ -202,6 +236,7 @@ class _Draft:
     source: BufferSlice
     peer: int
     after: set[int]
+    share: int = -1
 
 
 def _fuse(operations: tuple[Operation, ...], joins: Mapping[int, int]) -> list[_Draft]:

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from fractions import Fraction
-from functools import cache, partial
-from importlib.metadata import version
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -31,39 +29,29 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import TaskGraph
 from arborcast.backends.errors import DisagreementError, ExecutionError
 from arborcast.backends.group.arguments import SUM, reduce_options, rooted
 from arborcast.backends.group.gathering import Gathering
-from arborcast.backends.group.history import Call, History, calls_to_keep
+from arborcast.backends.group.history import Call, History
 from arborcast.backends.group.inner_gloo import InnerGloo
+from arborcast.backends.group.membership import Membership
 from arborcast.backends.group.trace import Tracer
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.program import Program
-from arborcast.backends.options import Options
 from arborcast.backends.p2p.carriers import CudaCarrier, HostCarrier, MessageCarrier
 from arborcast.backends.p2p.groups import MessageGroup
 from arborcast.backends.p2p.run import ProgramRun
-from arborcast.backends.schedules.combined import digest_of, joint_part
+from arborcast.backends.schedules.combined import joint_part
 from arborcast.backends.schedules.exchange import Exchange, Exchanges, Sizes
-from arborcast.backends.schedules.group_fabric import Cabling, fabric_for
-from arborcast.backends.schedules.held import Schedules, fabric_name
-from arborcast.backends.schedules.rendezvous import meet, processors, whereabouts
-from arborcast.backends.schedules.schedule_table import ScheduleTable
-from arborcast.backends.schedules.spare import digests_of, spare_table
-from arborcast.backends.tensors.shared_store import shared_store
-from arborcast.backends.tensors.torch_compat import PrefixStore, Store, future_of, has_nccl
+from arborcast.backends.schedules.held import Schedules
+from arborcast.backends.schedules.spare import spare_table
+from arborcast.backends.tensors.torch_compat import PrefixStore, future_of
 from arborcast.backends.tensors.torch_reduction import ReductionOperator, name_of, served_operator
-from arborcast.backends.transport.addresses import can_be_bound, listening_addresses
-from arborcast.backends.transport.alarm import Alarm
 from arborcast.backends.transport.fingerprint import OF_A_PAIR, CollectiveFingerprint, ExchangeFingerprint
-from arborcast.backends.transport.network import Network
-from arborcast.synth.bounds import bound
-from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size
-from arborcast.synth.simulation.pieces import ONE_HOST, SEVERAL_HOSTS
 
 log = logging.getLogger(__name__)
 
@@ -81,18 +69,6 @@ SERVED = (
 )
 """The collectives that schedules serve here."""
 
-ALIKE = (
-    "gloo_below",
-    "piece_bytes",
-    "transport",
-    "method",
-    "start",
-    "prepare",
-    "p2p",
-    "bits",
-)
-"""Options that decide what serves a call."""
-
 GLOO_BELOW = 0
 """Bytes of the whole buffer below which gloo serves where nobody says otherwise.
 
@@ -101,177 +77,43 @@ they must do before gloo begins: it ends the process where lengths differ.
 """
 
 
-ANSWER_S = 1.2
-"""How long the other end of a cable may take to answer before a group does without the cable: the kernel asks
-twice within that."""
-
-CABLE_LOST_S = 1.0
-"""After how long without an answer along a cable it counts as lost; hosts that are alive answer at once."""
-
 MARKS_S = 0.0005
 """How often a call on a GPU asks whether it is done there."""
 
 
 class Communicator:
-    """One rank of a group.
+    """The collectives of one rank of a group.
 
     Attributes:
-        name: that no other group has had, in this job or an earlier one with its store.
+        member: this rank in the group, by which it reaches the others.
         carrier: of the messages of calls that torch's own backend carries; None where none are.
-        store: the part of the group's store that only its present processes know.
-        own_store: the same over a connection that other threads than the caller's may wait at.
-        cables: with whom alone this rank connects, by which addresses; None where with everybody.
-        life: how often ranks have joined again.
+        history: what has been served, and how fast.
 
     Args:
-        store: that all ranks of the group share, and nobody else.
-        rank: this rank in the group.
-        size: ranks of the group.
-        options: where None, what the environment says.
-        global_ranks: of the group's ranks in the default group; all of it where None.
-        world_size: ranks of the default group; that of this group where None.
-        timeout_s: after how many seconds without progress a call fails.
-        world: of the default group, where this one is another; it knows where the processes of ranks are.
-
-    Raises:
-        InputError: options that do not fit, or that differ between ranks.
-        ExecutionError: a rank did not come in time.
+        member: as above.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        rank: int,
-        size: int,
-        *,
-        options: Options | None = None,
-        global_ranks: Sequence[int] | None = None,
-        world_size: int | None = None,
-        timeout_s: float = 1800.0,
-        world: Communicator | None = None,
-    ) -> None:
-        self.rank = rank
-        self.size = size
-        self._global_ranks = tuple(range(size)) if global_ranks is None else tuple(global_ranks)
-        self._world_size = size if world_size is None else world_size
-        refusal: InputError | ExecutionError | None = None
-        try:
-            self.options = (options or Options()).merged()
-            self.fabric = fabric_for(self.options, self._global_ranks, self._world_size)
-            cabling = self.fabric.cabling(rank)
-            for peer, ends in ({} if cabling is None else cabling.ends).items():
-                if ends is not None and not can_be_bound(ends[0]):
-                    raise InputError(f"address {ends[0]}, of the link with rank {peer}, must be of this host")
-            if self.options.p2p == "cuda" and not has_nccl():
-                raise InputError("p2p: cuda needs a GPU and NCCL or RCCL, and torch finds none")
-            address = ",".join(listening_addresses(store, self.options.address))
-            calls_to_keep()
-        except (InputError, ExecutionError) as error:
-            refusal = error
-        has_ended = self._seen_from(world)
-        alarm = None if world is None else Alarm(PrefixStore(f"alarm/{world.name}", store), has_ended)
-        try:
-            name, cores = meet(
-                store,
-                rank,
-                size,
-                [whereabouts(), processors()],
-                _shared_cores,
-                alike=self._settings() if refusal is None else {"refused": str(refusal)},
-                timeout_s=timeout_s,
-                alarm=alarm,
-            )
-        except InputError as error:
-            raise (refusal or error) from None  # nobody reads the same line twice
-        self.name: str = name
-        self.store = PrefixStore(name, store)
-        self._connection = shared_store(store)
-        self.own_store = PrefixStore(f"arborcast/{name}", self._connection)
-        self._cores: int | None = cores
-        rule = SEVERAL_HOSTS if cores is None else ONE_HOST
-        asked = self.options.piece_bytes
-        self._cut = rule if asked is None else replace(rule, piece_bytes=asked, work=Fraction(0))
-        self._timeout_s = timeout_s
-        self._address, self._had_ended = address, has_ended
-        self.life = 0
-        self._network, self._engine = self._joined(alarm)
+    def __init__(self, member: Membership) -> None:
+        self.member = member
+        self.rank, self.size = rank, size = member.rank, member.size
         # Not the one of the group: gloo knows calls by their order, and that serves other threads.
-        timeout = timedelta(seconds=timeout_s)
-        p2p = self.options.p2p
-        own = PrefixStore("small", self.own_store)
+        timeout = timedelta(seconds=member.timeout_s)
+        p2p = member.options.p2p
+        own = PrefixStore("small", member.own_store)
         self._gloo = InnerGloo(own, rank, size, timeout, has_ring=p2p != "cpu")
         self.carrier: MessageCarrier | None = None
         if p2p == "cpu":
             self.carrier = HostCarrier(self._gloo.of_timeout)
         elif p2p == "cuda":
-            self.carrier = CudaCarrier(PrefixStore("p2p", self.own_store), rank, size)
+            self.carrier = CudaCarrier(PrefixStore("p2p", member.own_store), rank, size)
         self._generation = 0
         self._schedules = self._new_schedules()
         self._exchanges: Exchanges | None = None
-        self._history = History(rank, self._global_ranks, self._waits_for, lambda: self.failure is not None)
+        self.history = History(
+            rank, member.global_ranks, member.waits_for, lambda: member.failure is not None
+        )
         self._tracer: Tracer | None = None
         self._sequence = 0
-
-    def _waits_for(self) -> str:
-        return self._engine.waits_for()
-
-    def _joined(self, alarm: Alarm | None) -> tuple[Network, Engine]:
-        """Connections along the present fabric, by a name that nobody has used, and what runs over them."""
-        cabling, lost_after_s = self.fabric.cabling(self.rank), self.options.lost_after_s
-        if cabling is not None and lost_after_s:
-            lost_after_s = min(lost_after_s, CABLE_LOST_S)
-        network = Network(
-            PrefixStore(f"channels/{self.life}", self.own_store),
-            self.rank,
-            self.size,
-            timeout_s=self._timeout_s,
-            transport=self.options.transport,
-            address=self._address,
-            lost_after_s=lost_after_s,
-            has_ended=self._had_ended,
-            cables=None if cabling is None else cabling.ends,
-        )
-        if cabling is not None:
-            cabling = self._without_silent_cables(network, cabling, alarm)
-        self.cables = None if cabling is None else cabling.ends
-        circle = {(self.rank + 1) % self.size, (self.rank - 1) % self.size} - {self.rank}
-        network.connect(circle if self.cables is None else self.cables)
-        beside = None if cabling is None else cabling.beside
-        return network, Engine(
-            self.rank, network, timeout_s=self._timeout_s, lost_after_s=lost_after_s, beside=beside
-        )
-
-    def _without_silent_cables(self, network: Network, cabling: Cabling, alarm: Alarm | None) -> Cabling:
-        """Leave out the cables that do not answer, on all ranks alike; as the fabric without these links.
-
-        Raises:
-            InputError: the others do not join all ranks.
-        """
-        silent = [(peer, self.rank) for peer in network.silent_cables(ANSWER_S)]
-        store = PrefixStore(f"answers/{self.life}", self.own_store)
-        _, gone = meet(store, self.rank, self.size, silent, _together, timeout_s=self._timeout_s, alarm=alarm)
-        if not gone:
-            return cabling
-        lost = [(self.fabric.places[first], self.fabric.places[second]) for first, second in gone]
-        before = self.fabric.topology
-        self.options = replace(self.options, without=(*self.options.without, *lost))
-        network.leave_out(sum(pair) - self.rank for pair in gone if self.rank in pair)
-        try:
-            self.fabric = fabric_for(self.options, self._global_ranks, self._world_size)
-            left = self.fabric.cabling(self.rank)
-        except InputError:
-            network.close()
-            raise
-        assert left is not None, "its links have addresses"
-        if self.rank == 0:
-            log.warning(
-                "%s: no answer along link %s; the group does without it: allreduce %.4g GB/s at most, "
-                "proven, instead of %.4g",
-                before.name,
-                ", ".join(f"{first}-{second}" for first, second in lost),
-                *(bound(it, Collective.on(it, Kind.ALLREDUCE)).rate for it in (self.fabric.topology, before)),
-            )
-        return left
 
     # ------------------------------------------------------------------ collectives
 
@@ -415,12 +257,17 @@ class Communicator:
             output.copy_(given)
             return
         if self._exchanges is None:
-            fabric = self.fabric
+            fabric = self.member.fabric
             self._exchanges = Exchanges(
-                fabric.topology, self.rank, self._cut, is_known=not fabric.is_assumed, gone=fabric.apart
+                fabric.topology,
+                self.rank,
+                self.member.cut,
+                is_known=not fabric.is_assumed,
+                gone=fabric.apart,
+                lanes=self.member.lanes,
             )
         memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
-        if not (self._exchanges.may_plan or self.options.gloo_below):
+        if not (self._exchanges.may_plan or self.member.options.gloo_below):
             call = CollectiveFingerprint(self._next(), sum(sent), OF_A_PAIR, Kind.ALLTOALL, elements)
             exchange = self._exchanges.straight(tuple(sent), tuple(expected))
             self._exchange(exchange, memory, call, ExchangeFingerprint(call, sent, expected))
@@ -433,7 +280,7 @@ class Communicator:
                 return gloo.alltoall_base(output, given, list(expected), list(sent), AllToAllOptions())
 
             opening = CollectiveFingerprint(self._next(), nbytes, -1, Kind.ALLTOALL, elements)
-            with self._history.begin(opening, nbytes, None):
+            with self.history.begin(opening, nbytes, None):
                 self._by_gloo(opening, start)
             return
         exchange = self._exchanges.of(sizes)
@@ -452,12 +299,12 @@ class Communicator:
         """Run an alltoall over the connections that its opening and its graph need."""
         graph, apart = exchange.graph, isinstance(opening, ExchangeFingerprint)
         try:
-            self._network.connect(range(self.size) if apart else {*graph.sends, *graph.receives})
+            self.member.network.connect(range(self.size) if apart else {*graph.sends, *graph.receives})
         except ExecutionError as error:
             self.abort(f"rank {self.rank}: {Kind.ALLTOALL} ({call.elements}): {error}")
             raise
-        with self._noted(self._history.begin(call, call.count, exchange.served), graph):
-            self._engine.run(graph, memory, opening, None)
+        with self._noted(self.history.begin(call, call.count, exchange.served), graph):
+            self.member.engine.run(graph, memory, opening, None)
 
     def _agreed_sizes(self, sent: Sequence[int], expected: Sequence[int], elements: str) -> Sizes:
         """Bytes from each rank to each: every rank tells all others what it sends and what it expects."""
@@ -506,28 +353,20 @@ class Communicator:
         # All of them, not only neighbours: gloo connects ranks at their first message, and once it does so
         # it waits for one that does not come until the group's timeout.
         self._meet(call)
-        if self.cables is not None and self.size > 1:
+        if self.member.cables is not None and self.size > 1:
             start(Gathering(self.rank, self.size, self.allgather))
             return
         opening = replace(call, sequence=self._next())
-        with self._history.begin(opening, 0, None, is_counted=False):
+        with self.history.begin(opening, 0, None, is_counted=False):
             self._by_gloo(opening, start, is_alike=True, must_succeed=False)
 
     # ------------------------------------------------------------------ around them
 
-    def prepare(self, kind: Kind | str, root: int = 0) -> ScheduleTable | None:
-        """Find the schedules of a collective now, and wait for them; all ranks make this call.
-
-        Returns:
-            them; None where there are none, so that gloo serves it.
-        """
+    def prepare(self, kind: Kind | str, root: int = 0, *, waits: bool = True) -> None:
+        """Find the schedules of a collective now, or begin to look for them; all ranks make this call."""
         kind = Kind(kind)
-        table = self._table(kind, root if kind.has_root else -1, waits=True)
-        return None if isinstance(table, str) else table
-
-    def begin(self, kind: Kind) -> None:
-        """Look for the schedules of a collective (with rank 0 as root); all ranks make this call."""
-        self._table(kind, 0 if kind.has_root else -1)
+        call = CollectiveFingerprint(0, 0, root if kind.has_root else -1, kind, "")
+        self._schedules.table(call, self._next, waits=waits)
 
     def agree_on_start(self) -> None:
         """See that all ranks have made the group; all make this call.
@@ -536,7 +375,8 @@ class Communicator:
             ExecutionError: a rank died meanwhile, or did not come in time.
         """
         if self.size > 1:
-            self._engine.agree(CollectiveFingerprint(self._next(), 0, -1, Kind.CUSTOM, "begin together"))
+            begin = CollectiveFingerprint(self._next(), 0, -1, Kind.CUSTOM, "begin together")
+            self.member.engine.agree(begin)
 
     def explain(self, nbytes: int, kind: Kind | str = Kind.ALLREDUCE, root: int = 0) -> str:
         """What serves calls of that size, in one line; without a word to the other ranks.
@@ -550,7 +390,7 @@ class Communicator:
         if kind is Kind.ALLTOALL:
             if (reason := self._reason_for_gloo(nbytes)) is not None:
                 return f"{kind}: gloo, {reason}"
-            may_plan = not self.fabric.is_assumed or self.fabric.gone
+            may_plan = not self.member.fabric.is_assumed or self.member.fabric.gone
             planned = ", or by ways planned for its sizes where that saves more than it costs"
             return f"{kind}: pairwise{planned if may_plan else ''}"
         of = f"{kind} of {format_size(nbytes)}" if nbytes else f"{kind} of 0 B"
@@ -562,15 +402,11 @@ class Communicator:
         if isinstance(table, str):
             return f"{of}: gloo, {table}"
         until = ", until others are found" if self._schedules.is_to_change(table) else ""
-        return f"{of}: {table.at(nbytes)} on {self.fabric.topology.name}{until}"
-
-    def counters(self) -> dict[str, dict[str, int | float]]:
-        """What has been served, and how fast; see `SynthGroup.counters`."""
-        return self._history.counters()
+        return f"{of}: {table.at(nbytes)} on {self.member.fabric.topology.name}{until}"
 
     def begin_trace(self) -> Tracer:
         """Note all messages of the calls from now on, which takes time of its own, until `end_trace`."""
-        self._tracer = Tracer(self.rank, self._global_ranks, self._network.channels)
+        self._tracer = Tracer(self.rank, self.member.global_ranks, self.member.network.channels)
         return self._tracer
 
     def end_trace(self) -> None:
@@ -585,22 +421,8 @@ class Communicator:
         Raises:
             InputError: there is no such link.
         """
-        before = self.fabric
-        options = replace(self.options, without=(*self.options.without, (first, second)))
-        # Before anything changes: it may be refused.
-        fabric = fabric_for(options, self._global_ranks, self._world_size)
-        cabling = fabric.cabling(self.rank)
-        self.fabric, self.options = fabric, options
-        if cabling is not None:
-            self._engine.compare_with(cabling.beside)
+        self.member.avoid(first, second)
         self._plan_anew()
-        if self.rank == 0 and before.topology.links == self.fabric.topology.links:
-            log.warning(
-                "avoid %d-%d: no link among the ranks of this group (%s); nothing changes",
-                first,
-                second,
-                before.topology.name,
-            )
 
     def go_on(self) -> None:
         """Join again along the cables that answer, after a call has failed; all ranks make this call.
@@ -609,15 +431,7 @@ class Communicator:
             InputError: links have no addresses, or those that are left do not join all ranks.
             ExecutionError: a rank has ended, or did not come in time.
         """
-        if self.cables is None:
-            raise InputError("go_on: must be called where links have addresses, and a cable can be lost")
-        network, engine = self._network, self._engine
-        engine.give_up(f"rank {self.rank} goes on without what was lost")
-        self.life += 1
-        alarm = Alarm(PrefixStore(f"alarm/{self.life}", self.own_store), network.has_ended)
-        self._network, self._engine = self._joined(alarm)
-        self._engine.while_waiting, self._engine.when_begun = engine.while_waiting, engine.when_begun
-        engine.close()
+        self.member.join_again()
         self._sequence = 0
         self._plan_anew()
 
@@ -628,48 +442,15 @@ class Communicator:
         self._schedules = self._new_schedules()
         self._exchanges = None
 
-    def while_waiting(self, function: Callable[[], None]) -> None:
-        """Call a function, which must be quick, again and again in calls that wait for other ranks."""
-        self._engine.while_waiting = function
-
-    def when_begun(self, function: Callable[[], None]) -> None:
-        """Call a function, which must be quick, before a call by schedules leaves the interpreter."""
-        self._engine.when_begun = function
-
-    def transports(self) -> dict[int, str]:
-        """How bytes travel to each rank that this one is connected with."""
-        return {peer: channel.transport for peer, channel in sorted(self._network.channels.items())}
-
-    @property
-    def failure(self) -> str | None:
-        """Why every further call is refused; None while it is not."""
-        return self._engine.failure
-
-    @property
-    def timeout_s(self) -> float:
-        """After how many seconds without progress calls fail."""
-        return self._timeout_s
-
     def set_timeout(self, timeout_s: float) -> None:
         """After how many seconds without progress calls fail from the next one on."""
-        self._timeout_s = self._engine.timeout_s = self._network.timeout_s = timeout_s
+        self.member.timeout_s = timeout_s
         self._gloo.set_timeout(timedelta(seconds=timeout_s))
-
-    @contextmanager
-    def within(self, timeout_s: float) -> Iterator[None]:
-        """The same for the call made inside of the context; nothing changes where it is not above 0."""
-        if timeout_s > 0:
-            self._engine.timeout_s = self._network.timeout_s = timeout_s
-        try:
-            yield
-        finally:
-            if timeout_s > 0:
-                self._engine.timeout_s = self._network.timeout_s = self._timeout_s
 
     def abort(self, reason: str) -> None:
         """Make all ranks' calls fail, now and later."""
-        self._history.fail(reason)
-        self._engine.give_up(reason)
+        self.history.fail(reason)
+        self.member.engine.give_up(reason)
         self._gloo.end()
         if self.carrier is not None:
             self.carrier.end()
@@ -677,8 +458,7 @@ class Communicator:
     def close(self) -> None:
         """End the connections; others that still work with what this rank sent are not disturbed."""
         self._schedules.close()
-        self._engine.close()
-        self._network.close()
+        self.member.close()
 
     # ------------------------------------------------------------------ one call
 
@@ -712,19 +492,19 @@ class Communicator:
                 carrier = self._carrier_of(memory) if is_counted else None
                 if carrier is None:
                     digest, graph = self._schedules.graph(*asked)
-                    serve = partial(self._engine.run, graph, memory)
+                    serve = partial(self.member.engine.run, graph, memory)
                 else:
                     graph, (digest, grouped) = None, self._schedules.groups(*asked)
                     serve = partial(self._by_messages, carrier, grouped, memory)
                 opening = replace(shown or call, sequence=self._next(), schedule=digest)
-                begun = self._history.begin(opening, nbytes, table.at(nbytes), is_counted)
+                begun = self.history.begin(opening, nbytes, table.at(nbytes), is_counted)
                 with self._noted(begun, graph, dtype.itemsize):
                     serve(opening, operator)
                 return
         # Gloo takes tensors in host memory, and leaves those that lie there where they are.
         host = {buffer: tensor.cpu() for buffer, tensor in memory.items()}
         opening = replace(shown or call, sequence=self._next())
-        with self._noted(self._history.begin(opening, nbytes, None, is_counted)):
+        with self._noted(self.history.begin(opening, nbytes, None, is_counted)):
             self._by_gloo(opening, lambda gloo: by_gloo(gloo, host))
         if Buffer.OUTPUT in host and host[Buffer.OUTPUT] is not memory[Buffer.OUTPUT]:
             memory[Buffer.OUTPUT].copy_(host[Buffer.OUTPUT])
@@ -754,18 +534,19 @@ class Communicator:
     ) -> None:
         """Serve a call by a program's groups of messages, once the ranks agree on it."""
         program, groups = grouped
-        self._engine.agree(opening)
+        self.member.engine.agree(opening)
         given = next(iter(memory.values()))
         scratch = torch.empty(program.scratch_elements, dtype=given.dtype, device=given.device)
-        backend = carrier.backend(self._engine.timeout_s)
+        backend = carrier.backend(self.member.engine.timeout_s)
         call = ProgramRun(program, groups, backend, {**memory, Buffer.SCRATCH: scratch}, operator)
         try:
             call.run()
-            self._engine.wait_external(carrier.mark(given), look_every_s=MARKS_S)  # a peer may die meanwhile
+            # A peer may die meanwhile.
+            self.member.engine.wait_external(carrier.mark(given), look_every_s=MARKS_S)
         except BaseException as error:
             carrier.end()  # or the device would wait for ever for a peer, and this thread for the device
             if isinstance(error, RuntimeError) and not isinstance(error, ExecutionError):
-                self._engine.blame(opening, f"{call.reached}: {str(error).splitlines()[0]}")
+                self.member.engine.blame(opening, f"{call.reached}: {str(error).splitlines()[0]}")
             raise
 
     def _by_gloo(
@@ -781,37 +562,37 @@ class Communicator:
         Where it must succeed, an error of gloo ends the group; else it may be an argument that gloo refuses
         on all ranks.
         """
-        if self.cables is not None and self.size > 1:
+        if self.member.cables is not None and self.size > 1:
             raise InputError(
                 f"{opening.kind} of {opening.elements}: must be served by a schedule where links have "
-                f"addresses, not by gloo (method {self.options.method})"
+                f"addresses, not by gloo (method {self.member.options.method})"
             )
         if self.size == 1:
             start(self._gloo.get()).wait()
             return
         # Not before the ranks agree: gloo ends the process when more bytes come than it expects.
-        self._engine.begin(opening, has_agreed=is_alike)
-        self._engine.wait_external()
-        work = start(self._gloo.of_timeout(self._engine.timeout_s))  # that of this call
+        self.member.engine.begin(opening, has_agreed=is_alike)
+        self.member.engine.wait_external()
+        work = start(self._gloo.of_timeout(self.member.engine.timeout_s))  # that of this call
         try:
             # gloo works in threads of its own: meanwhile a peer that gives up is noticed here.
             ended = threading.Event()
 
             def end(_: object) -> None:
                 ended.set()
-                self._engine.ring()
+                self.member.engine.ring()
 
             future = future_of(work)
             if future is not None:
                 future.add_done_callback(end)
-                self._engine.wait_external(ended.is_set)
+                self.member.engine.wait_external(ended.is_set)
             work.wait()
         except ExecutionError:
             raise
         except RuntimeError as error:
             if not must_succeed:
                 raise
-            self._engine.blame(opening, str(error).splitlines()[0])
+            self.member.engine.blame(opening, str(error).splitlines()[0])
 
     def _next(self) -> int:
         self._sequence += 1
@@ -821,65 +602,27 @@ class Communicator:
         """Why gloo serves such a call whatever the schedules are; None where it does not."""
         if self.size == 1:
             return "a group of one rank"
-        below = self.options.gloo_below
+        below = self.member.options.gloo_below
         below = GLOO_BELOW if below is None else below
         if nbytes < below:
             return f"which serves below {format_size(below)} (gloo_below)"
         return None
 
-    def _table(self, kind: Kind, root: int, *, waits: bool = False) -> ScheduleTable | str:
-        return self._schedules.table(CollectiveFingerprint(0, 0, root, kind, ""), self._next, waits=waits)
-
     def _new_schedules(self) -> Schedules:
         """None yet, for the present fabric."""
+        member, fabric = self.member, self.member.fabric
         return Schedules(
-            self.fabric.asked,
-            self.options,
-            PrefixStore(f"schedules/{self._generation}", self.own_store),
-            self._network,
-            self._engine,
-            self._cut,
-            partial(joint_part, self.fabric),
-            partial(spare_table, self.fabric.spares, self.fabric.gone, self.fabric.topology),
-            self._cores if self.fabric.is_assumed else None,
+            fabric.asked,
+            member.options,
+            PrefixStore(f"schedules/{self._generation}", member.own_store),
+            member.network,
+            member.engine,
+            member.cut,
+            partial(joint_part, fabric),
+            partial(spare_table, fabric.spares, fabric.gone, fabric.topology),
+            member.cores if fabric.is_assumed else None,
+            member.lanes,
         )
-
-    def _seen_from(self, world: Communicator | None) -> Callable[[int], bool]:
-        """Whether the process of a rank is known to have ended, as the default group can tell."""
-        if world is None:
-            return lambda _: False
-        network, places = world._network, self._global_ranks
-        return lambda rank: network.has_ended(places[rank])
-
-    def _settings(self) -> dict[str, object]:
-        """What all ranks must have alike, since they decide by it."""
-        return {
-            "arborcast": _version(),
-            "fabric": fabric_name(self.fabric.topology),
-            "ranks": self._global_ranks,
-            "cables": None if self.fabric.cables is None else sorted(self.fabric.cables.items()),
-            "groups": [digest_of(it) for it in self.fabric.joint],
-            "spares": digests_of(self.fabric.spares),
-            **{name: getattr(self.options, name) for name in ALIKE},
-        }
-
-
-@cache
-def _version() -> str:
-    """Of this package; reading it takes as long as half of what else a group costs."""
-    return version("arborcast")
-
-
-def _shared_cores(words: list[tuple[str, list[int]]]) -> int | None:
-    """Of the one host on which all ranks run; None where they run on several."""
-    if len({where for where, _ in words}) > 1:
-        return None
-    return len({core for _, cores in words for core in cores})
-
-
-def _together(words: list[list[list[int]]]) -> list[list[int]]:
-    """What any rank has said."""
-    return sorted(pair for word in words for pair in word)
 
 
 def _apart_from(output: Tensor, given: Tensor) -> Tensor:

@@ -96,9 +96,8 @@ class InnerGloo:
             made._set_default_timeout(timeout)
 
     def end(self) -> None:
-        """End all its calls, now and later, here and on ranks that wait for this one."""
+        """End all its calls, now and later, here and on ranks that wait for this one; once is enough."""
         with self._lock:
-            self._is_broken = True
-            made = self._made
+            made, self._is_broken = None if self._is_broken else self._made, True
         if made is not None:
             break_gloo(made, has_ring=self._has_ring)

@@ -122,16 +122,20 @@ class Posting:
         self._ended: str | None = None
 
     def post(
-        self, peer: int, begin: Callable[[], Any], timeout_s: float, *, received_by: int | None = None
+        self, method: str, tensors: Sequence[Tensor], peer: int, tag: int, timeout_s: float
     ) -> dist.Work:
         """Have a call begun: at once where gloo waits for nobody.
 
         Args:
+            method: "send", "recv" or "recv_anysource".
+            tensors: of the call.
             peer: with whom; `ANYBODY` for a receive from whoever sends.
-            begin: has gloo begin it.
+            tag: of the message.
             timeout_s: how long to wait for a peer that has not made its gloo.
-            received_by: of a receive the tag.
         """
+        arguments = (tensors, tag) if peer == ANYBODY else (tensors, peer, tag)
+        begin = partial(getattr(self._gloo.get(), method), *arguments)
+        received_by = None if method == "send" else tag
         with self._lock:
             earlier = [] if received_by is None else self._rivals(peer, received_by)
             if earlier or peer in self._lines or peer not in self._connected:
@@ -156,9 +160,17 @@ class Posting:
             if not any(thread.name == _ANSWERS and thread.is_alive() for thread in self._threads):
                 self._start(self._make_if_asked, name=_ANSWERS)
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Of calls from now on."""
+        self._gloo.set_timeout(timeout)
+
     def end(self, reason: str) -> None:
         """Have those fail that wait for peers, now and later."""
         self._ended = reason
+
+    def fail(self) -> None:
+        """Those that have begun, too, here and on the other ranks."""
+        self._gloo.end()
 
     def join(self) -> None:
         """Once that has been said, wait for the threads: none should be in C++ when the process ends."""
@@ -242,12 +254,12 @@ class CablePosting:
         self, store: Store, rank: int, ends: Mapping[int, tuple[str, str] | None], timeout: timedelta
     ) -> None:
         self._rank = rank
-        self._of: dict[int, tuple[InnerGloo, Posting]] = {}
+        self._of: dict[int, Posting] = {}
         for peer, addresses in ends.items():
             own = PrefixStore(f"{min(rank, peer)}-{max(rank, peer)}", store)
             address = None if addresses is None else addresses[0]
             gloo = InnerGloo(own, int(rank > peer), 2, timeout, address=address)
-            self._of[peer] = gloo, Posting(gloo, [int(rank < peer)])
+            self._of[peer] = Posting(gloo, [int(rank < peer)])
 
     def post(
         self, method: str, tensors: Sequence[Tensor], peer: int, tag: int, timeout_s: float
@@ -263,27 +275,27 @@ class CablePosting:
                 f"{method}: must be with a rank that a link joins with rank {self._rank}, as links have "
                 f"addresses, got {whom}"
             )
-        gloo, posting = self._of[peer]
-        other = int(self._rank < peer)
-        begin = partial(getattr(gloo.get(), method), tensors, other, tag)
-        return posting.post(other, begin, timeout_s, received_by=None if method == "send" else tag)
+        return self._of[peer].post(method, tensors, int(self._rank < peer), tag, timeout_s)
+
+    def answer(self) -> None:
+        """Nothing: whoever posts a receive names the rank."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Of calls from now on."""
-        for gloo, _ in self._of.values():
-            gloo.set_timeout(timeout)
+        for posting in self._of.values():
+            posting.set_timeout(timeout)
 
     def end(self, reason: str) -> None:
         """Have those fail that wait for peers, now and later."""
-        for _, posting in self._of.values():
+        for posting in self._of.values():
             posting.end(reason)
 
     def fail(self) -> None:
-        """Those that have begun, too, here and on the other ranks."""
-        for gloo, _ in self._of.values():
-            gloo.end()
+        """See `Posting.fail`."""
+        for posting in self._of.values():
+            posting.fail()
 
     def join(self) -> None:
         """See `Posting.join`."""
-        for _, posting in self._of.values():
+        for posting in self._of.values():
             posting.join()

@@ -61,6 +61,7 @@ from arborcast.backends.group.arguments import (
 from arborcast.backends.group.communicator import SERVED, Communicator
 from arborcast.backends.group.history import write_flights
 from arborcast.backends.group.inner_gloo import InnerGloo
+from arborcast.backends.group.membership import Membership
 from arborcast.backends.group.monitored_barrier import MonitoredBarrier
 from arborcast.backends.group.posting import ANYBODY, CablePosting, Posting
 from arborcast.backends.group.profiling import ObservedWork, event_of
@@ -162,7 +163,7 @@ class SynthGroup(dist.ProcessGroup):
         nccl_options: Any = None,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stubs know the next version's
-        self._communicator: Communicator = Communicator(
+        self._member: Membership = Membership(
             store,
             rank,
             size,
@@ -170,9 +171,11 @@ class SynthGroup(dist.ProcessGroup):
             global_ranks=global_ranks,
             world_size=world_size,
             timeout_s=timeout.total_seconds(),
-            world=None if world is None else world._communicator,
+            world=None if world is None else world._member,
         )
-        self._store = store = self._communicator.store
+        member = self._member
+        self._communicator: Communicator = Communicator(member)
+        self._store = store = member.store
         self._make_posting(timeout)
         types = dist.ProcessGroup.BackendType
         self._set_default_backend(types.GLOO)
@@ -184,39 +187,39 @@ class SynthGroup(dist.ProcessGroup):
             self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, self._nccl)
         self._peer_calls = PeerCalls(self._nccl)
         self._delegated: Counter[Kind] = Counter()
-        self._devices = HOST | {"cuda"} if self._communicator.options.p2p == "cuda" else HOST
+        self._devices = HOST | {"cuda"} if self._member.options.p2p == "cuda" else HOST
         if devices is not None:
             self._devices &= devices
         self._queue = WorkQueue("synth")
-        self._communicator.when_begun(self._queue.leave)
+        member.engine.when_begun = self._queue.leave
         self._begun_calls = 0
         self._monitored = MonitoredBarrier(PrefixStore("monitored", store), rank, size, self._answer)
         self._process = os.getpid()
         _groups.add(self)
         is_whole = len(global_ranks) == world_size
         if global_ranks[rank] == 0 and size > 1:
-            _announce(self._communicator.fabric, is_whole)
+            _announce(self._member.fabric, is_whole)
         if is_whole and world is None:  # a further group finds what this one has kept
-            for kind in self._communicator.options.prepare:
+            for kind in self._member.options.prepare:
                 if Kind(kind) in SERVED:
-                    self._communicator.begin(Kind(kind))
+                    self._communicator.prepare(kind, waits=False)
         else:
             self._communicator.agree_on_start()
 
     def _make_posting(self, timeout: timedelta) -> None:
         """Have what carries sends and receives, and what schedules do not serve."""
-        rank, size, ends = self.rank(), self.size(), self._communicator.cables
-        store = PrefixStore(f"life/{self._communicator.life}", self._communicator.own_store)
+        rank, size, ends = self.rank(), self.size(), self._member.cables
+        store = PrefixStore(f"life/{self._member.life}", self._member.own_store)
         self._inner = InnerGloo(PrefixStore("inner", store), rank, size, timeout)
         self._knows_gloo = self._is_broken = False
-        self._posting = Posting(self._inner, set(range(size)) - {rank})
-        self._along = (
-            None if ends is None else CablePosting(PrefixStore("cables", store), rank, ends, timeout)
-        )
-        self._communicator.while_waiting(self._answer)
+        self._peers: Posting | CablePosting = Posting(self._inner, set(range(size)) - {rank})
+        if ends is not None:  # of several cables of a rank they take the fastest
+            fastest = {peer: ends[peer] for peer in ends if peer < size}
+            self._peers = CablePosting(PrefixStore("cables", store), rank, fastest, timeout)
+        self._member.engine.while_waiting = self._answer
 
     def _answer(self) -> None:
-        self._posting.answer()
+        self._peers.answer()
 
     # ------------------------------------------------------------------ what torch asks of a group
 
@@ -514,31 +517,24 @@ class SynthGroup(dist.ProcessGroup):
 
     def recv_anysource(self, tensors: Any, tag: int) -> dist.Work:
         """Receive a tensor from any rank."""
-        return self._begin("recv_anysource", "recvAnySource", ANYBODY, tensors, (tensors, tag))
+        return self._begin("recv_anysource", "recvAnySource", ANYBODY, tensors, tag)
 
     def _with_peer(self, tensors: Sequence[Tensor], method: str, peer: int, tag: int) -> dist.Work:
         if self._nccl is None or not self._is_on_gpu(tensors):
-            return self._begin(method, method, peer, tensors, (tensors, peer, tag))
+            return self._begin(method, method, peer, tensors, tag)
         self._refuse_after_failure()
         return cast(dist.Work, self._peer_calls.call(method, tensors, peer, tag))  # torch takes None as well
 
-    def _begin(
-        self, method: str, title: str, peer: int, tensors: Sequence[Tensor], arguments: tuple[Any, ...]
-    ) -> dist.Work:
-        """Have the backend do what only some ranks take part in; the last argument is the tag."""
+    def _begin(self, method: str, title: str, peer: int, tensors: Sequence[Tensor], tag: int) -> dist.Work:
+        """Have the backend do what only some ranks take part in."""
         self._refuse_after_failure()
         event = event_of(f"synth:{title}", tensors)
-        if self._along is not None and not self._is_on_gpu(tensors):
-            posted = self._along.post(method, tensors, peer, arguments[-1], self._communicator.timeout_s)
-            return posted if event is None else ObservedWork(posted, event)
-        backend = self._get_backend(tensors[0].device)
-        begin = partial(getattr(backend, method), *arguments)
-        received_by = None if method == "send" else arguments[-1]
-        work: dist.Work = (
-            begin()
-            if self._is_on_gpu(tensors)
-            else self._posting.post(peer, begin, self._communicator.timeout_s, received_by=received_by)
-        )
+        work: dist.Work
+        if self._is_on_gpu(tensors):
+            arguments = (tensors, tag) if peer == ANYBODY else (tensors, peer, tag)
+            work = getattr(self._get_backend(tensors[0].device), method)(*arguments)
+        else:
+            work = self._peers.post(method, tensors, peer, tag, self._member.timeout_s)
         return work if event is None else ObservedWork(work, event)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -548,7 +544,7 @@ class SynthGroup(dist.ProcessGroup):
             timeout: how long rank 0 waits; the group's where None.
             wait_all_ranks: whether to name all that do not come, and not only the first.
         """
-        limit_s = self._communicator.timeout_s if timeout is None else timeout.total_seconds()
+        limit_s = self._member.timeout_s if timeout is None else timeout.total_seconds()
         self._refuse_after_failure()
         self._monitored.wait(limit_s, name_all=wait_all_ranks)
 
@@ -556,8 +552,7 @@ class SynthGroup(dist.ProcessGroup):
         """After how long without progress calls fail from now on; torch's `_set_pg_timeout` does the same."""
         self._communicator.set_timeout(timeout.total_seconds())
         self._inner.set_timeout(timeout)
-        if self._along is not None:
-            self._along.set_timeout(timeout)
+        self._peers.set_timeout(timeout)
 
     def _set_sequence_number_for_group(self) -> None:
         """Nothing: all ranks begin with 0."""
@@ -591,10 +586,8 @@ class SynthGroup(dist.ProcessGroup):
 
     def _end(self) -> None:
         _groups.discard(self)
-        for posting in (self._posting, self._along):
-            if posting is not None:
-                posting.end("the group was destroyed")
-                posting.join()
+        self._peers.end("the group was destroyed")
+        self._peers.join()
         if self._queue.close("the group was destroyed", wait_s=CLOSE_S):
             self._communicator.close()
         else:
@@ -614,7 +607,7 @@ class SynthGroup(dist.ProcessGroup):
         its end on this rank, late ranks waited for; and "share", of calls by schedules the time that the
         bound of the fabric would need over that.
         """
-        counts = self._communicator.counters()
+        counts = self._communicator.history.counters()
         for kind, calls in self._delegated.items():
             counts.setdefault(str(kind), {"schedule": 0, "gloo": 0})["handed over"] = calls
         return counts
@@ -660,21 +653,21 @@ class SynthGroup(dist.ProcessGroup):
             ExecutionError: a rank has ended, or did not come in time.
         """
         self._queue.submit(self._communicator.go_on, None).wait()
-        self._make_posting(timedelta(seconds=self._communicator.timeout_s))
+        self._make_posting(timedelta(seconds=self._member.timeout_s))
 
     def prepare(self, kind: Kind | str, root: int = 0) -> None:
         """Find the schedules of a collective now; all ranks make this call."""
-        self._queue.submit(lambda: self._communicator.prepare(kind, root) and None, None).wait()
+        self._queue.submit(lambda: self._communicator.prepare(kind, root), None).wait()
 
     @property
     def options(self) -> Options:
         """What the group was told, by code and by the environment."""
-        return self._communicator.options
+        return self._member.options
 
     @property
     def fabric(self) -> str:
         """The links among the ranks of this group, and where that knowledge comes from, in one line."""
-        return str(self._communicator.fabric)
+        return str(self._member.fabric)
 
     # ------------------------------------------------------------------ the two ways of a call
 
@@ -752,7 +745,7 @@ class SynthGroup(dist.ProcessGroup):
         event = event_of(f"synth:{form.title}", inputs)
         limit = timeout or getattr(opts, "timeout", None) or _UNSET
         if limit > _UNSET:
-            within = self._communicator.within(limit.total_seconds())
+            within = self._member.within(limit.total_seconds())
         self._begun_calls += 1
 
         def run() -> None:
@@ -760,8 +753,8 @@ class SynthGroup(dist.ProcessGroup):
                 with entering, within:
                     function()
             except BaseException:
-                if self._communicator.failure is not None:
-                    self._break(self._communicator.failure)
+                if self._member.failure is not None:
+                    self._break(self._member.failure)
                 raise
             finally:
                 if event is not None:
@@ -785,19 +778,17 @@ class SynthGroup(dist.ProcessGroup):
 
     def _refuse_after_failure(self) -> None:
         """Say the first reason: gloo would only say that its connections are closed."""
-        if self._communicator.failure is not None:
-            raise ExecutionError(f"rank {self.rank()}: an earlier call failed: {self._communicator.failure}")
+        if self._member.failure is not None:
+            raise ExecutionError(f"rank {self.rank()}: an earlier call failed: {self._member.failure}")
 
     def _break(self, reason: str) -> None:
         """Make everything fail from now on, what gloo does as well: nobody may wait for who has given up."""
         if not self._is_broken:
             self._is_broken = True
             self._communicator.abort(reason)
-            self._posting.end(reason)
+            self._peers.end(reason)
             self._inner.end()
-            if self._along is not None:
-                self._along.end(reason)
-                self._along.fail()
+            self._peers.fail()
 
     def _fits(self, many: Sequence[Tensor], one: Tensor) -> bool:
         return fits(many, one, self.size(), self._devices)

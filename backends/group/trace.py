@@ -5,7 +5,8 @@
     from rank 2    [ receive and add 512 KiB ][ .. ]
 
 Of each call a bar; below, per peer and direction, a bar for each message, from the end of the one before (or
-the begin of the call) until it was handed over, or all of it was there. So a long bar is a wait.
+the begin of the call) until it was handed over, or all of it was there. So a long bar is a wait. Where
+several cables lead to a peer, each has its lines.
 """
 
 from __future__ import annotations
@@ -67,8 +68,10 @@ class Tracer:
             return
         for peer in sorted({*graph.sends, *graph.receives}):
             moments = self._channels[peer].recorded()
+            lane, of = divmod(peer, len(self._global_ranks))
+            cable = f", cable {lane + 1}" if lane else ""
             for way, orders, sign in (("to", graph.sends, 1), ("from", graph.receives, -1)):
-                line = f"{way} rank {self._global_ranks[peer]}"
+                line = f"{way} rank {self._global_ranks[of]}{cable}"
                 passed = ((at, sign * count) for at, count in moments if sign * count > 0)
                 self._messages(line, call.begun_ns, graph, orders.get(peer, ()), passed, item_bytes)
 

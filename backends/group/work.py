@@ -206,7 +206,7 @@ Beside a loop in Python, a 16 MiB allreduce of 2 ranks takes 10 times as long wi
 """
 
 
-class _Haste:
+class _SwitchInterval:
     """Python's switch interval, which is one for the process: short while calls are under way."""
 
     def __init__(self) -> None:
@@ -236,8 +236,8 @@ class _Haste:
             self.end()
 
 
-_haste = _Haste()
-os.register_at_fork(after_in_child=_haste.forget)
+_switch_interval = _SwitchInterval()
+os.register_at_fork(after_in_child=_switch_interval.forget)
 
 DEPARTURE_S = 0.020
 """For so long at most a thread that makes a call gives way to the one that executes it.
@@ -299,7 +299,7 @@ class WorkQueue:
         with self._changed:
             is_open = self._closed is None
             if is_open:
-                _haste.begin()
+                _switch_interval.begin()
                 if not self._is_executing and not self._calls:
                     departure = work.departure()
                 self._calls.append(work)
@@ -320,11 +320,11 @@ class WorkQueue:
                 self._is_executing = True
         if not is_free:
             return self._enqueue(work)
-        _haste.begin()
+        _switch_interval.begin()
         try:
             error = self._execute(work)
         finally:
-            _haste.end()
+            _switch_interval.end()
         work.call_back()
         if error is not None and not isinstance(error, Exception):
             raise error  # Ctrl-C is this thread's own
@@ -355,7 +355,7 @@ class WorkQueue:
             self._changed.notify_all()
             is_still = not self._is_executing
         for work in dropped:
-            _haste.end()
+            _switch_interval.end()
             work.fail(ExecutionError(reason))
         return is_still
 
@@ -378,7 +378,7 @@ class WorkQueue:
     def _serve(self) -> None:
         while (work := self._next()) is not None:
             self._execute(work)
-            _haste.end()
+            _switch_interval.end()
             work.call_back()
             del work  # while this thread sleeps, nobody's tensors live on in it
 

@@ -93,7 +93,7 @@ Trouble = _enumeration("trouble")
 Gone = _enumeration("gone")
 """How the peer of a channel went."""
 
-News = _enumeration("news")
+RunEvent = _enumeration("run_event")
 """What ends a call of `run_advance`."""
 
 ChannelState = _structure("channel")

@@ -157,9 +157,9 @@ static int32_t see_opening(struct run *r, struct peer *p) {
 /* Use what has come of a peer. */
 static int32_t pull(struct run *r, struct peer *p) {
     if (p->awaits_opening) {
-        int32_t news = see_opening(r, p);
-        if (news != OVER)
-            return news;
+        int32_t event = see_opening(r, p);
+        if (event != OVER)
+            return event;
     }
     while (!p->awaits_opening && may_receive(r, p)) {
         int32_t number = r->graph->orders[p->first_receive + p->received];
@@ -199,9 +199,9 @@ static int32_t round_of_work(struct run *r) {
             return fail(r, p, sent);
     }
     for (struct peer *p = r->peers; p < end; p++) {
-        int32_t news = may_receive(r, p) ? pull(r, p) : OVER;
-        if (news != OVER)
-            return news;
+        int32_t event = may_receive(r, p) ? pull(r, p) : OVER;
+        if (event != OVER)
+            return event;
     }
     return OVER;
 }
@@ -214,17 +214,17 @@ static int64_t now_ns(void) {
 
 /* Rounds of work until nothing can be done, or until then: WOKE. */
 static int32_t work(struct run *r, int64_t end_ns) {
-    int32_t news;
+    int32_t event;
     do {
         r->progress = 0;
-        news = round_of_work(r);
+        event = round_of_work(r);
         r->moved |= r->progress;
-        if (news == OVER && r->progress && r->steps)
+        if (event == OVER && r->progress && r->steps)
             return STEPPED;
-        if (news == OVER && r->progress && now_ns() >= end_ns)
+        if (event == OVER && r->progress && now_ns() >= end_ns)
             return WOKE;
-    } while (news == OVER && r->progress);
-    return news;
+    } while (event == OVER && r->progress);
+    return event;
 }
 
 /* Whether all is complete here and handed over to the channels. */
@@ -289,21 +289,21 @@ static int32_t sleep_until(struct run *r, int64_t end_ns) {
     return WOKE;
 }
 
-/* Go on until there is news for Python.
+/* Go on until there is an event for Python.
 
    Args: how long this may last, whatever moves meanwhile: only Python sees signals and deadlines; whether to
    sleep though all is over, and to return after that. */
 int32_t run_advance(struct run *r, int32_t patience_ms, int32_t lingers) {
     int64_t end_ns = now_ns() + patience_ms * 1000000LL;
     for (;;) {
-        int32_t news = work(r, end_ns);
-        if (news != OVER)
-            return news;
+        int32_t event = work(r, end_ns);
+        if (event != OVER)
+            return event;
         if (is_over(r) && !lingers)
             return OVER;
-        news = sleep_until(r, end_ns);
-        if (news != WOKE || lingers || now_ns() >= end_ns)
-            return news;
+        event = sleep_until(r, end_ns);
+        if (event != WOKE || lingers || now_ns() >= end_ns)
+            return event;
     }
 }
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import pickle
 import socket
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -25,10 +26,10 @@ from arborcast.backends.errors import ExecutionError
 from arborcast.backends.measure.torchrun import one_line
 from arborcast.backends.probe.inference import ALIKE, LEAST_US
 from arborcast.backends.probe.interfaces import Interface, interfaces
-from arborcast.backends.probe.measurements import Measurements
+from arborcast.backends.probe.measurements import Flow, Measurements
 from arborcast.backends.probe.measuring import Effort, measure_cables
 from arborcast.backends.probe.shape import clustered, rounded
-from arborcast.backends.schedules.rendezvous import meet, whereabouts
+from arborcast.backends.schedules.rendezvous import location, meet
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store
 from arborcast.backends.transport.addresses import Ends, listening_addresses, listening_socket
 from arborcast.backends.transport.network import Network
@@ -78,8 +79,9 @@ class Found:
     """What `probe_cables` found.
 
     Attributes:
-        cables: those that answer, one for each two ranks.
-        measured: over them; other pairs have no rates.
+        cables: those that answer.
+        measured: over them; other pairs have no rates. Further cables of two ranks are flows of their own
+            (`lanes_of`).
         notes: what was left out and why, and what shares something, a line each.
     """
 
@@ -87,19 +89,34 @@ class Found:
     measured: Measurements
     notes: tuple[str, ...]
 
-    def topology(self, name: str) -> Topology:
-        """Links with the measured rates, in round numbers, and the addresses of both ends."""
-        flows = sorted(self.measured.solo)
+    @cached_property
+    def links(self) -> dict[Flow, Link]:
+        """Of each flow its cable with the measured rate, in round numbers, and the addresses of both ends."""
+        flows, ranks = sorted(self.measured.solo), self.measured.ranks
         rates = clustered([self.measured.solo[flow] for flow in flows], alike=ALIKE)
         times = clustered([self.measured.latency_us[flow] for flow in flows], alike=ALIKE)
-        of = {cable.ranks: cable for cable in self.cables}
-        links = [
-            Link(*flow, rate, time, addresses=of[min(flow), max(flow)].of(flow[0]))
-            for flow, rate, time in zip(flows, rates, times, strict=True)
-        ]
+        of = dict(zip(lanes_of(self.cables, ranks), self.cables, strict=True))
+        found = {}
+        for (src, dst), rate, time in zip(flows, rates, times, strict=True):
+            addresses = of[min(src, dst), max(src, dst)].of(src % ranks)
+            found[src, dst] = Link(src % ranks, dst % ranks, rate, time, addresses=addresses)
+        return found
+
+    def topology(self, name: str) -> Topology:
+        """The topology of these links."""
         message_us = self.measured.message_us
         cost = Fraction(0) if message_us is None else rounded(max(message_us.median, LEAST_US))
-        return Topology.build(name, self.measured.ranks, links, message_us=cost)
+        return Topology.build(name, self.measured.ranks, self.links.values(), message_us=cost)
+
+
+def lanes_of(cables: Sequence[Cable], ranks: int) -> list[Flow]:
+    """The flow along each cable, whose ends have the numbers of the lane there (`transport.lanes`)."""
+    found, known = [], Counter[Flow]()
+    for cable in cables:
+        further = known[cable.ranks] * ranks
+        known[cable.ranks] += 1
+        found.append((cable.ranks[0] + further, cable.ranks[1] + further))
+    return found
 
 
 def matched(of_ranks: Sequence[Sequence[Interface]], meeting: str) -> tuple[list[Cable], list[str]]:
@@ -113,7 +130,7 @@ def matched(of_ranks: Sequence[Sequence[Interface]], meeting: str) -> tuple[list
     for rank, own in enumerate(of_ranks):
         for each in own:
             ends[each.subnet].append((rank, each))
-    cables: dict[tuple[int, int], Cable] = {}
+    cables: list[Cable] = []
     notes = []
     for subnet, found in ends.items():
         addresses = {each.address for _, each in found}
@@ -127,20 +144,15 @@ def matched(of_ranks: Sequence[Sequence[Interface]], meeting: str) -> tuple[list
             )
             continue
         (low, first), (high, second) = found
-        cable = Cable((low, high), (first, second))
-        other = cables.setdefault(cable.ranks, cable)
-        if other is not cable:
-            notes.append(
-                f"second cable of ranks {low} and {high} is left out: {cable}; bond them to use both"
-            )
-    return list(cables.values()), notes
+        cables.append(Cable((low, high), (first, second)))
+    return cables, notes
 
 
 def shared(measured: Measurements) -> Iterator[str]:
     """A line for each rank whose cables are slower together than each alone."""
     for load in measured.loads:
         for end, way in ((0, "out of"), (1, "into")):
-            ranks = {flow[end] for flow in load.flows}
+            ranks = {flow[end] % measured.ranks for flow in load.flows}
             if len(ranks) > 1:
                 continue
             alone = sum(measured.solo[flow].median for flow in load.flows)
@@ -211,7 +223,7 @@ def _probe(prepare: Callable[[int], int], conclude: Callable[[Found], int], effo
     store = PrefixStore("arborcast/cables", job)
     at = listening_addresses(store)[0]
     own = interfaces()
-    word = {"where": whereabouts(), "at": at, "interfaces": [asdict(each) for each in own]}
+    word = {"where": location(), "at": at, "interfaces": [asdict(each) for each in own]}
     name, (cables, notes) = meet(store, rank, size, word, _concluded, timeout_s=effort.timeout_s)
     meeting = StoreMeeting(PrefixStore(f"{name}/meeting", store), rank, size)
     status = max(meeting.gathered(prepare(size) if rank == 0 else 0))
@@ -219,8 +231,11 @@ def _probe(prepare: Callable[[int], int], conclude: Callable[[Found], int], effo
         return status
     answering, silent = _answering([_cable(each) for each in cables], rank, meeting)
     _check_joined(answering, size, [*notes, *silent])
+    lanes = lanes_of(answering, size)
     ends: dict[int, Ends | None] = {
-        sum(cable.ranks) - rank: cable.of(rank) for cable in answering if rank in cable.ranks
+        lane[rank == cable.ranks[0]]: cable.of(rank)
+        for lane, cable in zip(lanes, answering, strict=True)
+        if rank in cable.ranks
     }
     network = Network(
         PrefixStore(f"{name}/channels", store),
@@ -231,7 +246,7 @@ def _probe(prepare: Callable[[int], int], conclude: Callable[[Found], int], effo
         cables=ends,
     )
     try:
-        measured = measure_cables(network, meeting, effort, [cable.ranks for cable in answering])
+        measured = measure_cables(network, meeting, effort, lanes)
     except Exception as error:
         network.abort(f"gave up: {error}")
         raise

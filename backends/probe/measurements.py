@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-Flow: TypeAlias = tuple[int, int]  # the rank that sends, the rank that receives
+Flow: TypeAlias = tuple[int, int]
+"""The rank that sends, the rank that receives; along a further cable its numbers (`transport.lanes`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,15 +110,16 @@ def measure_cables(
         network: of this rank; it is connected along its cables here.
         meeting: of all ranks.
         effort: how long.
-        cables: the two ranks of each.
+        cables: the two ranks of each, with the numbers of the lane where two ranks have several.
 
     Raises:
         ExecutionError: a rank is gone or does not answer.
     """
-    network.connect(sum(cable) - network.rank for cable in cables if network.rank in cable)
-    flows = sorted(flow for cable in cables for flow in (cable, cable[::-1]))
-    rounds = [(cable,) for cable in cables]
-    return _Session(network, meeting, effort).run(rounds, [(flow,) for flow in flows], cable_loads(flows))
+    both = [(cable, cable[::-1]) for cable in cables]
+    network.connect(far for way in both for near, far in way if near % network.size == network.rank)
+    flows = sorted(flow for way in both for flow in way)
+    rounds, loads = [(cable,) for cable in cables], cable_loads(flows, network.size)
+    return _Session(network, meeting, effort).run(rounds, [(flow,) for flow in flows], loads)
 
 
 class _Session:
@@ -148,7 +149,7 @@ class _Session:
         loads += self.rates("in pairs", asked, effort.load_repeats, period)
         hosts = self.gathered(socket.gethostname())
         transports = self.gathered(
-            {(self.rank, peer): channel.transport for peer, channel in self.network.channels.items()}
+            {(self.own(peer), peer): channel.transport for peer, channel in self.network.channels.items()}
         )
         return Measurements(
             ranks=self.ranks,
@@ -162,6 +163,10 @@ class _Session:
             piece_us=piece_us,
         )
 
+    def own(self, number: int) -> int:
+        """The number of this rank where that of the other one is given: of the same lane."""
+        return number - number % self.ranks + self.rank
+
     def pings(
         self, what: str, rounds: Sequence[tuple[Flow, ...]], repeats: int, length: int
     ) -> tuple[dict[Flow, Spread], Spread]:
@@ -172,17 +177,18 @@ class _Session:
             progress.report(what, done, len(rounds))
             self.meet()
             for pair in round_:
-                if self.rank in pair:
-                    peer = pair[0] if self.rank == pair[1] else pair[1]
+                for own, peer in (pair, pair[::-1]):
+                    if own % self.ranks != self.rank:
+                        continue
                     found = ping_pong(
                         self.network.channels[peer],
-                        begins=self.rank == pair[0],
+                        begins=own == pair[0],
                         repeats=repeats,
                         timeout_s=self.effort.timeout_s,
                         length=length,
                     )
                     worked_us.append(found.work_us)
-                    if self.rank == pair[0]:
+                    if own == pair[0]:
                         mine[pair] = found.one_way_us
         spreads = {pair: Spread.of(times) for part in self.gathered(mine) for pair, times in part.items()}
         work_us = Spread.of(statistics.median(each) for each in self.gathered(worked_us))
@@ -195,8 +201,8 @@ class _Session:
             for number, flows in enumerate(loads):
                 progress.report(what, turn * len(loads) + number, repeats * len(loads))
                 self.meet()
-                to = [destination for source, destination in flows if source == self.rank]
-                of = [source for source, destination in flows if destination == self.rank]
+                to = [target for source, target in flows if source % self.ranks == self.rank]
+                of = [source for source, target in flows if target % self.ranks == self.rank]
                 if to or of:
                     got = flood(
                         self.network.channels,
@@ -206,7 +212,7 @@ class _Session:
                         timeout_s=self.effort.timeout_s,
                     )
                     for source, rate in got.items():
-                        mine.setdefault((number, (source, self.rank)), []).append(rate)
+                        mine.setdefault((number, (source, self.own(source))), []).append(rate)
         merged = {key: values for part in self.gathered(mine) for key, values in part.items()}
         return [
             Load({flow: Spread.of(merged[number, flow]) for flow in flows})

@@ -44,12 +44,17 @@ def broad_loads(ranks: int) -> list[tuple[Flow, ...]]:
     return _new(loads, known=())
 
 
-def cable_loads(flows: Sequence[Flow]) -> list[tuple[Flow, ...]]:
-    """All flows out of a rank, all flows into a rank, all flows at once; a shared slot makes them slower."""
+def cable_loads(flows: Sequence[Flow], ranks: int) -> list[tuple[Flow, ...]]:
+    """All flows out of a rank, all flows into a rank, all flows at once; a shared slot makes them slower.
+
+    Args:
+        flows: along cables, with the numbers of lanes where two ranks have several.
+        ranks: their number.
+    """
     loads = [
-        tuple(flow for flow in flows if flow[end] == rank)
+        tuple(flow for flow in flows if flow[end] % ranks == rank)
         for end in (0, 1)
-        for rank in sorted({flow[end] for flow in flows})
+        for rank in sorted({flow[end] % ranks for flow in flows})
     ]
     return _new([*loads, tuple(flows)], known=())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +52,7 @@ def cables_document(found: Found, topology: Topology) -> dict[str, Any]:
         "ranks": topology.ranks,
         "cables": [asdict(cable) for cable in found.cables],
         "notes": list(found.notes),
-        **_measured_document(found.measured, Predictor(topology)),
+        **_measured_document(found.measured, {flow: float(it.bandwidth) for flow, it in found.links.items()}),
         "topology": topology_to_document(topology),
     }
 
@@ -75,11 +75,12 @@ def _foot(measured: Measurements) -> Iterator[str]:
     yield "Every measurement: minimum / median / maximum."
     yield "pair   latency us   GB/s alone"
     for flow in sorted(measured.solo):
-        yield f"{_arrow(flow)}   {_three(measured.latency_us[flow])}   {_three(measured.solo[flow])}"
+        numbers = f"{_three(measured.latency_us[flow])}   {_three(measured.solo[flow])}"
+        yield f"{_arrow(flow, measured)}   {numbers}"
     yield "GB/s of flows that ran at once"
     for load in measured.loads:
         repeats = next(iter(load.rates.values())).repeats
-        each = ", ".join(f"{_arrow(flow)} {_three(load.rates[flow])}" for flow in load.flows)
+        each = ", ".join(f"{_arrow(flow, measured)} {_three(load.rates[flow])}" for flow in load.flows)
         yield f"{repeats} times: {each}"
 
 
@@ -110,7 +111,7 @@ def table_rows(measured: Measurements) -> list[tuple[str, ...]]:
         rate, loaded = measured.solo[flow], measured.lowest_loaded(flow)
         rows.append(
             (
-                _arrow(flow),
+                _arrow(flow, measured),
                 f"{measured.latency_us[flow].median:.1f}",
                 f"{rate.median:.3g}",
                 f"{rate.minimum:.3g} to {rate.maximum:.3g}",
@@ -143,7 +144,7 @@ def describe(
         if comparison.scale != 1:
             yield f"compared   after scaling all given rates by {comparison.scale:.3g}, which fits best"
         if comparison.unlinked:
-            pairs = ", ".join(map(_arrow, comparison.unlinked))
+            pairs = ", ".join(_arrow(flow, measured) for flow in comparison.unlinked)
             yield f"           not compared, as the given topology has no link: {pairs}"
         count = len(comparison.contradictions)
         yield f"           {count or 'no'} contradiction{'s' if count > 1 else ''}"
@@ -179,10 +180,11 @@ def document(
     like: Resemblance | None = None,
 ) -> dict[str, Any]:
     """Everything for `--json`; spreads are lists of minimum, median and maximum."""
+    predictor = Predictor(found.topology)
     return {
         "ranks": measured.ranks,
         "shape": describe_shape(found),
-        **_measured_document(measured, Predictor(found.topology)),
+        **_measured_document(measured, {flow: predictor.rates([flow])[flow] for flow in measured.solo}),
         "unexplained": [str(miss) for miss in found.misses],
         "topology": topology_to_document(found.topology),
         "check": None
@@ -196,7 +198,7 @@ def document(
     }
 
 
-def _measured_document(measured: Measurements, predictor: Predictor) -> dict[str, Any]:
+def _measured_document(measured: Measurements, predicted: Mapping[Flow, float]) -> dict[str, Any]:
     return {
         "hosts": list(measured.hosts),
         "exact": measured.exact,
@@ -204,20 +206,16 @@ def _measured_document(measured: Measurements, predictor: Predictor) -> dict[str
         "piece_us": None if measured.piece_us is None else measured.piece_us.to_document(),
         "pairs": [
             {
-                "from": flow[0],
-                "to": flow[1],
+                **_said_of(flow, measured),
                 "transport": measured.transports.get(flow),
                 "latency_us": measured.latency_us[flow].to_document(),
                 "bandwidth": measured.solo[flow].to_document(),
-                "predicted": predictor.rates([flow])[flow],
+                "predicted": predicted[flow],
             }
             for flow in sorted(measured.solo)
         ],
         "loads": [
-            [
-                {"from": flow[0], "to": flow[1], "bandwidth": load.rates[flow].to_document()}
-                for flow in load.flows
-            ]
+            [{**_said_of(flow, measured), "bandwidth": load.rates[flow].to_document()} for flow in load.flows]
             for load in measured.loads
         ],
     }
@@ -262,8 +260,20 @@ def _ranks(ranks: Sequence[int] | frozenset[int]) -> str:
     return ", ".join(map(str, sorted(ranks))) or "none"
 
 
-def _arrow(flow: Flow) -> str:
-    return f"{flow[0]}->{flow[1]}"
+def _arrow(flow: Flow, measured: Measurements) -> str:
+    (src, dst), lane = _ends(flow, measured)
+    return f"{src}->{dst}" + (f" by cable {lane + 1}" if lane else "")
+
+
+def _said_of(flow: Flow, measured: Measurements) -> dict[str, int]:
+    (src, dst), lane = _ends(flow, measured)
+    return {"from": src, "to": dst} | ({"cable": lane + 1} if lane else {})
+
+
+def _ends(flow: Flow, measured: Measurements) -> tuple[Flow, int]:
+    """The ranks of a flow, and which of the cables between them it takes."""
+    (lane, src), (_, dst) = (divmod(end, measured.ranks) for end in flow)
+    return (src, dst), lane
 
 
 def _three(spread: Spread) -> str:

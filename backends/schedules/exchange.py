@@ -24,6 +24,7 @@ from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Send
 from arborcast.backends.lowering.rank_view import digest_of
+from arborcast.backends.transport.lanes import Lanes
 from arborcast.synth.alltoallv.block_planner import AlltoallvPlanner
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.simulation.pieces import PieceRule
@@ -77,18 +78,27 @@ class Exchanges:
         cut: into how many pieces chunks are cut.
         is_known: whether somebody has said what the fabric is; where not, blocks go pairwise.
         gone: pairs of ranks that exchange no blocks straight: their link has failed, or they have no cable.
+        lanes: where several cables lead to one rank; None where nowhere.
 
     Attributes:
         may_plan: whether blocks may go by a plan, for which all sizes must be known.
     """
 
     def __init__(
-        self, topology: Topology, rank: int, cut: PieceRule, *, is_known: bool, gone: Iterable[Hop] = ()
+        self,
+        topology: Topology,
+        rank: int,
+        cut: PieceRule,
+        *,
+        is_known: bool,
+        gone: Iterable[Hop] = (),
+        lanes: Lanes | None = None,
     ) -> None:
         self._topology = topology
         self._rank = rank
         self._cut = cut
         self._is_known = is_known
+        self._lanes = lanes
         self._gone = frozenset(gone)
         self.may_plan = is_known or bool(self._gone)
         self.of = lru_cache(EXCHANGES_KEPT)(self._of)
@@ -106,13 +116,15 @@ class Exchanges:
             pieces = self._cut.pieces(schedule, count)
             program = lower_rank(schedule, self._rank, count, pieces=pieces)
             key = digest_of(schedule) + pieces.to_bytes(8, "little")
-            return Exchange(compile_graph(program), hashlib.sha256(key).digest()[:8], PLANNED)
+            graph = compile_graph(program, lanes=self._lanes)
+            return Exchange(graph, hashlib.sha256(key).digest()[:8], PLANNED)
         exchange = self._straight(sizes[self._rank], tuple(row[self._rank] for row in sizes))
         return replace(exchange, digest=hashlib.sha256(repr(sizes).encode()).digest()[:8])
 
     def _straight(self, sent: tuple[int, ...], expected: tuple[int, ...]) -> Exchange:
         """Every block straight to its rank; the last ones are kept, as `straight`."""
-        return Exchange(compile_graph(pairwise(sent, expected, self._rank)), bytes(8), PAIRWISE)
+        program = pairwise(sent, expected, self._rank)
+        return Exchange(compile_graph(program, lanes=self._lanes), bytes(8), PAIRWISE)
 
     def _must_go_round(self, sizes: Sizes) -> bool:
         """Whether a block cannot go straight, and there are other ways."""

@@ -8,7 +8,7 @@ a group of which nobody says anything is a full mesh of sockets, and that is sai
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations
@@ -18,10 +18,11 @@ from arborcast import topologies
 from arborcast.backends.options import Options
 from arborcast.backends.programs.traffic import straight_ways
 from arborcast.backends.schedules.spare import fitting_spares
+from arborcast.backends.transport.lanes import Lanes
 from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty, without
 from arborcast.synth.formats.numerals import shorten
-from arborcast.synth.topology import Hop, Topology
+from arborcast.synth.topology import Hop, Link, Topology
 from arborcast.topologies.files import load_file
 
 if TYPE_CHECKING:
@@ -41,12 +42,15 @@ class Cabling:
     """What one rank must know to connect along cables.
 
     Attributes:
-        ends: with whom it may connect; the addresses of their cable, its own first, None within a host.
+        ends: with whom it may connect, by number of the lane (`transport.lanes`); the addresses of their
+            cable, its own first, None within a host.
         beside: the ranks next to it in a tree of links that spans the group.
+        lanes: how its messages are split where several cables lead to a rank.
     """
 
     ends: Mapping[int, Ends | None]
     beside: frozenset[int]
+    lanes: Lanes
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,9 @@ class GroupFabric:
         joint: what groups of the job run at once on the whole fabric; nothing where nobody says.
         gone: links between ranks of the group that have failed, as its ranks.
         spares: schedules for the failure of links of the group, made beforehand.
-        cables: the addresses of links, by two ranks of the group, the lower first; None where no link of the
-            whole fabric has any, so that ranks may connect with whom they like.
+        cables: by two ranks of the group, in both orders, the cables that join them: each as a link that way,
+            the fastest one first. None where no link of the whole fabric has addresses, so that ranks may
+            connect with whom they like.
     """
 
     topology: Topology
@@ -74,7 +79,7 @@ class GroupFabric:
     joint: tuple[GroupSchedules, ...] = ()
     gone: tuple[Hop, ...] = ()
     spares: tuple[BackupSchedules, ...] = ()
-    cables: Mapping[Hop, Ends] | None = None
+    cables: Mapping[Hop, tuple[Link, ...]] | None = None
 
     @property
     def asked(self) -> Topology | Faulty:
@@ -113,12 +118,16 @@ class GroupFabric:
                 f"{self.topology.name}: rank {far[0]} of the group must be joined with rank 0 along links "
                 "among its ranks, as no process forwards for a group that it is not in"
             )
-        ends: dict[int, Ends | None] = {}
+        ends: dict[int, Ends | None] = dict.fromkeys(sorted(beside[rank]))
+        out, into = {}, {}
         for peer in sorted(beside[rank]):
-            found = self.cables.get((min(rank, peer), max(rank, peer)))
-            ends[peer] = found if found is None or rank < peer else (found[1], found[0])
+            found = self.cables.get((rank, peer), ())
+            ends |= {peer + lane * self.topology.ranks: it.addresses for lane, it in enumerate(found)}
+            if len(found) > 1:
+                out[peer] = [cable.bandwidth for cable in found]
+                into[peer] = [cable.bandwidth for cable in self.cables[peer, rank]]
         tree = {one for one in before if one != rank and (before[one] == rank or before[rank] == one)}
-        return Cabling(ends, frozenset(tree))
+        return Cabling(ends, frozenset(tree), Lanes(self.topology.ranks, out, into))
 
     def __str__(self) -> str:
         """One line for a log."""
@@ -126,7 +135,9 @@ class GroupFabric:
         return f"{self.topology.name}: {self.topology.ranks} ranks, {links} directed links, {self.source}"
 
 
-def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -> GroupFabric:
+def fabric_for(
+    options: Options, global_ranks: Sequence[int], world_size: int, *, lost: Collection[Ends] = ()
+) -> GroupFabric:
     """The fragment of the fabric that a group is.
 
     Links to ranks outside the group are left out: their processes do not forward for it. The fragment may
@@ -136,6 +147,7 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
         options: `topology`, `ranks`, `without` and `spares` count here.
         global_ranks: of the group's ranks, in the group's order.
         world_size: ranks of the default group.
+        lost: cables that have failed beside others that join the same ranks, by the addresses of their ends.
 
     Raises:
         InputError: the fabric cannot be read, it does not say which of its ranks the processes are, or there
@@ -149,7 +161,7 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
     whole, source = _described(described)
     for it in joint:
         _check_joint(it, whole, options)
-    whole = whole.forwarding  # no process of the job adds in a switch
+    whole = _without_cables(whole.forwarding, lost)  # no process of the job adds in a switch
     places = _places(options.ranks, whole, world_size)
     topology = without_links(whole, options.without)
     chosen = [places[rank] for rank in global_ranks]
@@ -165,13 +177,13 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
     healthy = whole if is_whole or not options.spares else whole.subset(chosen)
     return GroupFabric(
         topology,
-        source + _words_of(options.without),
+        source + _words_of(options.without, lost),
         is_assumed=False,
         healthy=whole if is_whole and options.without else None,
         places=tuple(chosen),
-        joint=joint,
+        joint=() if lost else joint,  # made for other rates, as spares are
         gone=tuple((place[first], place[second]) for first, second in inside),
-        spares=fitting_spares(options.spares, healthy, is_whole=is_whole),
+        spares=() if lost else fitting_spares(options.spares, healthy, is_whole=is_whole),
         cables=cables,
     )
 
@@ -200,16 +212,46 @@ def _check_cabled(options: Options) -> None:
         )
 
 
-def _cables(topology: Topology) -> dict[Hop, Ends]:
-    found: dict[Hop, Ends] = {}
+def _cables(topology: Topology) -> dict[Hop, tuple[Link, ...]]:
+    """What `GroupFabric.cables` says of a topology.
+
+    Raises:
+        InputError: the two directions have other addresses.
+    """
+    found: dict[Hop, tuple[Link, ...]] = {}
     for link in topology.links:
-        one = link if link.src < link.dst else link.reversed
-        if one.addresses and found.setdefault((one.src, one.dst), one.addresses) != one.addresses:
+        ends = link.src, link.dst
+        if not link.is_reached or ends in found:
+            continue
+        there = {cable.addresses: cable for cable in link.cables}
+        back = there
+        if other := next((it for it in topology.links if (it.dst, it.src) == ends and it.is_reached), None):
+            back = {cable.reversed.addresses: cable.reversed for cable in other.cables}
+        if there.keys() != back.keys():
             raise InputError(
-                f"fabric {topology.name}: both directions of {one.src}-{one.dst} must have the same "
-                f"addresses, got {found[one.src, one.dst]} and {one.addresses}"
+                f"fabric {topology.name}: both directions of {link.src}-{link.dst} must have the same "
+                f"addresses, got {_shown(there)} and {_shown(back)}"
             )
+        rates = {place: there[place].bandwidth + back[place].bandwidth for place in there}
+        order = sorted(there, key=lambda place: -rates[place])  # of equal ones that of addresses stays
+        found[ends] = tuple(there[place] for place in order)
+        found[ends[::-1]] = tuple(back[place].reversed for place in order)
     return found
+
+
+def _shown(cables: Iterable[Ends | None]) -> str:
+    return ", ".join(map(str, cables))
+
+
+def _without_cables(topology: Topology, lost: Collection[Ends]) -> Topology:
+    """A topology whose links have lost some of their cables, but not all of any."""
+    gone = {*lost, *((second, first) for first, second in lost)}
+    links = [
+        Link.bundle(left)
+        for link in topology.links
+        if (left := [cable for cable in link.cables if cable.addresses not in gone])
+    ]
+    return replace(topology, links=tuple(links)) if lost else topology
 
 
 def _joint(options: Options) -> tuple[GroupSchedules, ...]:
@@ -326,7 +368,6 @@ def _assumed(options: Options, global_ranks: Sequence[int], world_size: int) -> 
     return GroupFabric(mesh, source + _words_of(options.without), is_assumed=True, gone=tuple(inside))
 
 
-def _words_of(without: Sequence[Hop]) -> str:
-    if not without:
-        return ""
-    return f", without {', '.join(f'{first}-{second}' for first, second in without)}"
+def _words_of(without: Sequence[Hop], lost: Collection[Ends] = ()) -> str:
+    words = [*(f"{first}-{second}" for first, second in without), *(" to ".join(ends) for ends in lost)]
+    return f", without {', '.join(words)}" if words else ""

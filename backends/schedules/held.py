@@ -41,6 +41,7 @@ from arborcast.backends.schedules.synthesis import (
 )
 from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
+from arborcast.backends.transport.lanes import Lanes
 from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
@@ -94,6 +95,7 @@ class Schedules:
         joint: gives the part in what several groups run at once; None for what this group does by itself.
         spare: gives the table that was made before links failed, alike on all ranks; None where none was.
         cores: of the one host that all ranks share, where nothing is known of its links; None elsewhere.
+        lanes: where several cables lead to one rank; None where nowhere.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Schedules:
         joint: Callable[[Kind, int | None], JointPart | None] | None = None,
         spare: Callable[[Kind, int | None], ScheduleTable | None] | None = None,
         cores: int | None = None,
+        lanes: Lanes | None = None,
     ) -> None:
         self.topology = left_of(fabric)
         self._fabric = fabric
@@ -118,6 +121,7 @@ class Schedules:
         self._joint = joint
         self._spare = spare
         self._cores = cores
+        self._lanes = lanes
         self._digest = hashlib.sha256(fabric_name(self.topology).encode()).digest()[:8]
         self._tables: dict[tuple[Kind, int], ScheduleTable | str] = {}
         self._changes: dict[tuple[Kind, int], _Change] = {}  # of simple tables, which serve for a time
@@ -176,7 +180,7 @@ class Schedules:
             count: its elements.
         """
         digest, program = self._lowered(kind, root, nbytes, count, grouped=False)
-        return digest, compile_graph(program)
+        return digest, compile_graph(program, lanes=self._lanes)
 
     def _grouped(
         self, kind: Kind, root: int, nbytes: int, count: int

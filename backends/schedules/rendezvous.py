@@ -201,13 +201,13 @@ def _raise(head: Mapping[str, str]) -> NoReturn:
 
 
 def are_on_one_host(store: Store, rank: int, size: int) -> bool:
-    """Whether all ranks have one `whereabouts`; the same answer on all of them."""
+    """Whether all ranks have one `location`; the same answer on all of them."""
     timeout_s = timeout_of(store).total_seconds()
-    _, is_one = meet(store, rank, size, whereabouts(), lambda all_: len(set(all_)) == 1, timeout_s=timeout_s)
+    _, is_one = meet(store, rank, size, location(), lambda all_: len(set(all_)) == 1, timeout_s=timeout_s)
     return bool(is_one)
 
 
-def whereabouts() -> str:
+def location() -> str:
     """What two processes have alike that run under one kernel and in one network."""
     network = Path("/proc/self/ns/net")
     inside = network.readlink() if network.is_symlink() else ""

@@ -52,7 +52,7 @@ class Handshake:
 
     Attributes:
         token: what the rank that is called has published; who lacks it belongs to somebody else.
-        rank: who connects.
+        rank: who connects; along a further lane the lane's number (`transport.lanes`).
         to: to whom.
         slot_bytes: bytes of a slot of shared memory.
         slots: of each direction.

@@ -7,7 +7,9 @@ accepts all higher ranks before it awaits replies, so that no circle of waiting 
     publish own address -> dial and greet all lower ranks -> answer all higher ranks -> await the replies
 
 On a fabric of cables a rank is reached by another address along each of them, and not at all where there is
-none: the higher rank dials from its own end of their cable to the other one, and nobody else.
+none: the higher rank dials from its own end of their cable to the other one, and nobody else. Several cables
+of two ranks are lanes (`transport.lanes`), each with a channel of its own, and a number that its handshake
+says.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
 from types import MappingProxyType
@@ -104,8 +107,9 @@ class Network:
         slots: of shared memory in each direction of each pair, the same on all ranks.
         lost_after_s: after how long without an answer of its kernel another host counts as lost; 0 for never.
         has_ended: whether the process of a rank that has published nothing here is known to have ended.
-        cables: with whom alone this rank connects, and the addresses of their cable, its own first; None of a
-            rank of the same host. None where all ranks reach each other.
+        cables: with whom alone this rank connects, by number of the lane (`transport.lanes`), and the
+            addresses of their cable, its own first; None of a rank of the same host. None where all ranks
+            reach each other. May be replaced before `connect`.
 
     Raises:
         ExecutionError: no such transport, no such address, or no shared memory where nothing else is wanted.
@@ -140,7 +144,7 @@ class Network:
         self._slots = slots
         self._lost_after_s = lost_after_s
         self._had_ended = has_ended
-        self._cables = cables
+        self.cables = cables
         self._alarm = Alarm(store, self.has_ended)
         self._published: dict[int, _PublishedAddress] = {}
         self._boot_id = boot_id()
@@ -148,7 +152,7 @@ class Network:
         if transport == "shared memory" and self.why_no_shared_memory:
             raise ExecutionError(f"rank {rank} cannot use shared memory: {self.why_no_shared_memory}")
         self._channels: dict[int, SocketChannel] = {}
-        self._early: dict[int, PendingConnection] = {}  # of ranks that nobody here waits for yet
+        self._early: dict[int, PendingConnection] = {}  # of lanes that nobody here waits for yet
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self._shelf: Shelf | None = None
         self._is_closed = False
@@ -181,7 +185,7 @@ class Network:
 
     @property
     def channels(self) -> Mapping[int, SocketChannel]:
-        """The channel to each rank that `connect` has connected."""
+        """The channel to each rank, or along each lane, that `connect` has connected."""
         return MappingProxyType(self._channels)
 
     def has_ended(self, rank: int) -> bool:
@@ -195,30 +199,35 @@ class Network:
         return is_closed(host, self._published[rank]["door"])
 
     def silent_cables(self, seconds: float) -> list[int]:
-        """The ranks below this one whose end of our cable does not answer within so long; all ranks call it.
+        """The lanes to ranks below whose other end does not answer within so long; all ranks call it.
 
         Raises:
             ExecutionError: a rank did not come in time.
         """
-        cables = {peer: ends for peer, ends in (self._cables or {}).items() if ends and peer < self.rank}
-        entries = self._entries(list(cables), time.monotonic() + self.timeout_s)
-        silent = []
-        for peer, (own, _) in cables.items():
-            (door,), _ = self._doors(peer, entries[peer])
-            try:
-                socket.create_connection(door, seconds, (own, 0)).close()
-            except OSError as error:
-                log.info("cable of ranks %d and %d does not answer: %s", peer, self.rank, error)
-                silent.append(peer)
-        return silent
+        lower = [lane for lane, ends in (self.cables or {}).items() if ends and self._peer(lane) < self.rank]
+        entries = self._entries(lower, time.monotonic() + self.timeout_s)
 
-    def leave_out(self, peers: Iterable[int]) -> None:
-        """Connect no more along the cables to these ranks."""
-        if self._cables is not None:
-            self._cables = {peer: self._cables[peer] for peer in self._cables.keys() - set(peers)}
+        def is_silent(lane: int) -> bool:
+            (door,), own = self._doors(lane, entries[lane])
+            try:
+                socket.create_connection(door, seconds, None if own is None else (own, 0)).close()
+            except OSError as error:
+                peer = self._peer(lane)
+                log.info("cable %s of ranks %d and %d does not answer: %s", own, peer, self.rank, error)
+                return True
+            return False
+
+        if not lower:
+            return []
+        with ThreadPoolExecutor(len(lower)) as pool:  # several that are silent take no longer than one
+            return [lane for lane, silent in zip(lower, pool.map(is_silent, lower), strict=True) if silent]
+
+    def _peer(self, lane: int) -> int:
+        """The rank at the other end of a lane."""
+        return lane % self.size
 
     def connect(self, peers: Iterable[int]) -> None:
-        """Connect to ranks; those that are connected stay so.
+        """Connect to ranks, or along further lanes to them; those that are connected stay so.
 
         Every rank calls it at the same point of its program, `b` among the peers of `a` where `a` is among
         those of `b`.
@@ -232,9 +241,9 @@ class Network:
             return
         if self._is_closed:
             raise ExecutionError(f"rank {self.rank} connects to ranks {missing} after it left the group")
-        if self._cables is not None and (apart := [peer for peer in missing if peer not in self._cables]):
+        if self.cables is not None and (apart := [peer for peer in missing if peer not in self.cables]):
             raise ExecutionError(
-                f"rank {self.rank} has no link to rank {apart[0]}, and connects along links alone"
+                f"rank {self.rank} has no link to rank {self._peer(apart[0])}, and connects along links alone"
             )
         with self._at_work:
             self._connect(missing, time.monotonic() + self.timeout_s)
@@ -244,16 +253,16 @@ class Network:
     def _connect(self, missing: list[int], deadline: float) -> None:
         calls: dict[int, UnansweredCall] = {}
         try:
-            lower = [peer for peer in missing if peer < self.rank]
+            lower = [lane for lane in missing if self._peer(lane) < self.rank]
             entries = self._entries(lower, deadline)
-            for peer, entry in entries.items():
-                calls[peer] = self._dial(peer, entry, deadline)
+            for lane, entry in entries.items():
+                calls[lane] = self._dial(lane, entry, deadline)
             self._welcome(set(missing) - set(lower), deadline)
-            for peer in lower:
-                self._await_reply(peer, entries[peer], calls, deadline)
-                call = calls.pop(peer)
+            for lane in lower:
+                self._await_reply(lane, entries[lane], calls, deadline)
+                call = calls.pop(lane)
                 theirs = [] if call.memory is None else [call.memory, *call.came]
-                self._adopt(peer, call.sock, theirs, is_first=True)
+                self._adopt(lane, call.sock, theirs, is_first=True)
         except BaseException as error:
             for call in calls.values():
                 call.close()
@@ -295,7 +304,7 @@ class Network:
         for channel in self._channels.values():
             channel.finish_close(deadline)
         if self._shelf is not None:
-            self._shelf.let_go()
+            self._shelf.release()
 
     def _missing(self) -> str | None:
         """What keeps this rank from sharing memory, found out by doing so; None where nothing does."""
@@ -309,9 +318,10 @@ class Network:
             log.warning("ranks of one host are connected by sockets, which are slower: %s", why)
         return why
 
-    def _entries(self, peers: list[int], deadline: float) -> dict[int, _PublishedAddress]:
-        """What ranks have published."""
-        keys = {f"{_PREFIX}/{peer}": peer for peer in peers}
+    def _entries(self, lanes: list[int], deadline: float) -> dict[int, _PublishedAddress]:
+        """What the ranks at the other ends of lanes have published."""
+        peers = {self._peer(lane) for lane in lanes}
+        keys = {f"{_PREFIX}/{peer}": peer for peer in sorted(peers)}
         pause, longest = _PAUSES_S
         try:
             while keys and not self._store.check(list(keys)):
@@ -323,7 +333,7 @@ class Network:
             found: dict[int, _PublishedAddress]
             found = {peer: json.loads(self._store.get(key)) for key, peer in keys.items()}
             self._published.update(found)
-            return found
+            return {lane: found[self._peer(lane)] for lane in lanes}
         except ExecutionError:
             raise
         except RuntimeError as error:
@@ -334,16 +344,16 @@ class Network:
         if self._is_closed:
             why = self._reason or "left the group"
             raise ExecutionError(f"rank {self.rank} was connecting when it {why}")
-        self._alarm.look(awaited)
+        self._alarm.look(map(self._peer, awaited))
 
     def _late(self, absent: Iterable[int], because: str = "") -> ExecutionError:
-        first, *others = sorted(absent)
+        first, *others = sorted({*map(self._peer, absent)})
         who = ", ".join([f"rank {first}", *map(str, others)])
         return ExecutionError(
             f"rank {self.rank} waited {self.timeout_s:g} s to connect with {who}, which did not come{because}"
         )
 
-    def _dial(self, peer: int, entry: _PublishedAddress, deadline: float) -> UnansweredCall:
+    def _dial(self, lane: int, entry: _PublishedAddress, deadline: float) -> UnansweredCall:
         """Connect to a rank and greet it; again where it drops the call at once, as one with many guests may.
 
         Raises:
@@ -351,28 +361,29 @@ class Network:
         """
         pause, longest = _PAUSES_S
         last = min(deadline, time.monotonic() + REDIAL_S)
-        for attempt in count(self.rank + peer):  # pairs share the interfaces, and each finds another one
+        for attempt in count(self.rank + lane):  # pairs share the interfaces, and each finds another one
             try:
-                return self._dial_once(peer, entry, min(deadline, time.monotonic() + DIAL_S), attempt)
+                return self._dial_once(lane, entry, min(deadline, time.monotonic() + DIAL_S), attempt)
             except TimeoutError as error:
-                self._look([peer])
+                self._look([lane])
                 if time.monotonic() > deadline:
-                    raise self._late([peer]) from error
+                    raise self._late([lane]) from error
             except (ConnectionResetError, BrokenPipeError) as error:
-                self._look([peer])
+                self._look([lane])
                 if time.monotonic() > last:
-                    raise self._lost(peer) from error
+                    raise self._lost(lane) from error
                 time.sleep(pause)
                 pause = min(2 * pause, longest)
         raise AssertionError("attempts go on until one of these")
 
     def _dial_once(
-        self, peer: int, entry: _PublishedAddress, deadline: float, attempt: int
+        self, lane: int, entry: _PublishedAddress, deadline: float, attempt: int
     ) -> UnansweredCall:
         wants_memory = self._transport == "shared memory"
-        token = bytes.fromhex(entry["token"])
-        handshake = Handshake(token, self.rank, peer, self._slot_bytes, self._slots, wants_memory)
-        name, (listeners, source) = entry["name"], self._doors(peer, entry)
+        token, peer = bytes.fromhex(entry["token"]), self._peer(lane)
+        own = self.rank + lane - peer
+        handshake = Handshake(token, own, peer, self._slot_bytes, self._slots, wants_memory)
+        name, (listeners, source) = entry["name"], self._doors(lane, entry)
         first, failures = attempt % len(listeners), []
         is_near = self.why_no_shared_memory is None and entry["boot_id"] == self._boot_id and source is None
         for host, port in (*listeners[first:], *listeners[:first]):
@@ -389,12 +400,12 @@ class Network:
                 failures.append(f"at {host}{f' from {source}' if source else ''}: {error}")
         raise ExecutionError(f"rank {self.rank} cannot reach rank {peer} {'; '.join(failures)}")
 
-    def _doors(self, peer: int, entry: _PublishedAddress) -> tuple[list[tuple[str, int]], str | None]:
+    def _doors(self, lane: int, entry: _PublishedAddress) -> tuple[list[tuple[str, int]], str | None]:
         """Where to dial a rank; and from which own address, None where that does not matter."""
         listeners = entry["listeners"]
-        if self._cables is None:
+        if self.cables is None:
             return listeners, None
-        ends = self._cables[peer]
+        ends, peer = self.cables[lane], self._peer(lane)
         if ends is None:
             if entry["boot_id"] != self._boot_id:
                 raise ExecutionError(
@@ -411,33 +422,34 @@ class Network:
         return found, own
 
     def _await_reply(
-        self, peer: int, entry: _PublishedAddress, calls: dict[int, UnansweredCall], deadline: float
+        self, lane: int, entry: _PublishedAddress, calls: dict[int, UnansweredCall], deadline: float
     ) -> None:
         """Wait for the answer to a handshake; dial again where the call was dropped by one who is there."""
         last = min(deadline, time.monotonic() + REDIAL_S)
         while True:
             try:
-                return self._read_reply(peer, calls[peer], deadline)
+                return self._read_reply(lane, calls[lane], deadline)
             except OSError as error:
                 if time.monotonic() > last:
-                    raise self._lost(peer) from error
-            calls.pop(peer).close()
+                    raise self._lost(lane) from error
+            calls.pop(lane).close()
             time.sleep(_PAUSES_S[1])
-            calls[peer] = self._dial(peer, entry, deadline)
+            calls[lane] = self._dial(lane, entry, deadline)
 
-    def _read_reply(self, peer: int, call: UnansweredCall, deadline: float) -> None:
+    def _read_reply(self, lane: int, call: UnansweredCall, deadline: float) -> None:
         """Wait for the answer to a handshake; an OSError says that there is none."""
+        peer = self._peer(lane)
         try:
-            refusal = read_reply(call, peer, deadline, partial(self._look, [peer]))
+            refusal = read_reply(call, peer, deadline, partial(self._look, [lane]))
         except TimeoutError as error:
-            raise self._late([peer]) from error
+            raise self._late([lane]) from error
         if not refusal and call.memory is not None:
             refusal = self._refusal_of_memory(peer, call.came, (shelf_bytes(),))
         if refusal:
             raise ExecutionError(refusal)
 
-    def _lost(self, peer: int) -> ExecutionError:
-        return ExecutionError(f"rank {peer} ended while rank {self.rank} was connecting with it")
+    def _lost(self, lane: int) -> ExecutionError:
+        return ExecutionError(f"rank {self._peer(lane)} ended while rank {self.rank} was connecting with it")
 
     def _welcome(self, expected: set[int], deadline: float) -> None:
         """Seat these ranks as they come; others are kept for their time, strangers are dropped."""
@@ -457,11 +469,11 @@ class Network:
                 connection.close()
             else:
                 self._early[handshake.rank] = connection
-        for rank in sorted(expected & self._early.keys()):
-            connection = self._early.pop(rank)
+        for lane in sorted(expected & self._early.keys()):
+            connection = self._early.pop(lane)
             assert connection.handshake is not None, "the listener waits for it"
             self._receive(connection, connection.handshake)
-            expected = expected - {rank}
+            expected = expected - {lane}
         return expected
 
     def _receive(self, connection: PendingConnection, handshake: Handshake) -> None:
@@ -483,7 +495,7 @@ class Network:
 
     def _refusal(self, connection: PendingConnection, handshake: Handshake) -> str:
         """Why a rank cannot be let in, empty where it can."""
-        peer = handshake.rank
+        peer = self._peer(handshake.rank)
         if (handshake.slot_bytes, handshake.slots) != (self._slot_bytes, self._slots):
             return (
                 f"rank {peer} has {handshake.slots} slots of {handshake.slot_bytes} bytes, "
@@ -519,16 +531,16 @@ class Network:
                 raise ExecutionError(f"rank {self.rank} has no room for shared memory: {error}") from error
         return self._shelf
 
-    def _adopt(self, peer: int, sock: socket.socket, memories: list[int], *, is_first: bool) -> None:
+    def _adopt(self, lane: int, sock: socket.socket, memories: list[int], *, is_first: bool) -> None:
         """Make a channel of an answered connection."""
         keep_asking(sock, self._lost_after_s)
         if not memories:
-            self._channels[peer] = StreamChannel(sock, peer)
+            self._channels[lane] = StreamChannel(sock, self._peer(lane))
             return
         try:
-            self._channels[peer] = SharedMemoryChannel(
+            self._channels[lane] = SharedMemoryChannel(
                 sock,
-                peer,
+                self._peer(lane),
                 memories[0],
                 is_first=is_first,
                 slot_bytes=self._slot_bytes,

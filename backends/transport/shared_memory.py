@@ -133,7 +133,7 @@ class Shelf:
             os.close(self.descriptor)
             self.descriptor = -1
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Hold the memory no longer; no channel may have it any more."""
         self.close()
         self.state.readers = None
@@ -147,7 +147,7 @@ _shelves: weakref.WeakSet[Shelf] = weakref.WeakSet()
 def _close_in_child() -> None:
     """After a fork, when the child's channels are closed: it keeps no memory of its parent."""
     for shelf in list(_shelves):
-        shelf.let_go()
+        shelf.release()
 
 
 os.register_at_fork(after_in_child=_close_in_child)

@@ -78,9 +78,9 @@ class SilenceWatch:
         if not self._lost_after_s:
             return
         now = time.monotonic()
-        for peer, channel in channels.items():
+        for number, channel in channels.items():
             if channel.unheard_s() <= self._lost_after_s:
-                self._suspected.pop(peer, None)
-            elif now - self._suspected.setdefault(peer, now) >= min(1.0, self.look_every_s):
+                self._suspected.pop(number, None)
+            elif now - self._suspected.setdefault(number, now) >= min(1.0, self.look_every_s):
                 silence = f"{self._lost_after_s:g} s: its host or the way to it is gone"
-                raise ChannelClosedError(peer, f"has acknowledged nothing for {silence}")
+                raise ChannelClosedError(channel.peer, f"has acknowledged nothing for {silence}")

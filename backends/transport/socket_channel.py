@@ -49,7 +49,7 @@ def _close_in_child() -> None:
     The peers would see no end and wait for the dead. Closing here ends nothing for the parent.
     """
     for channel in list(_open):
-        channel.let_go()
+        channel.release()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
@@ -249,15 +249,15 @@ class SocketChannel:
                 poll.poll(min(5, 1000 * left))
             self._discard()
         finally:
-            self._let_go()
+            self._release()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close this process's end of the socket without a word to the peer."""
         self._ending = True
         self.error()
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._socket.close()
         self.state.fd = -1
         self.state.gone = self.state.gone or Gone.DIED

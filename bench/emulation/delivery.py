@@ -130,18 +130,19 @@ def _batches(plan: EmulationPlan, links: Iterable[Hop]) -> Sequence[Sequence[Hop
 
 
 def _measure(emulation: Emulation, links: Sequence[Hop], seconds: float, settle_s: float) -> dict[Hop, float]:
-    slowest = min(emulation.plan.rate(*link) for link in links)
+    slowest = min(rate for link in links for rate in emulation.plan.rates(*link))
     seconds = max(seconds, LEAST_FRAMES * 8 * MTU / slowest)
     flows: list[_Flow] = []
     try:
         for link in links:
-            flows.append(_open(emulation, link))  # one by one, so that those before are closed if one fails
+            for end in emulation.ends(*link):  # one by one, so that those before are closed if one fails
+                flows.append(_open(emulation, link, end))
         _pump(emulation.plan, flows, seconds, settle_s)
-        found = {}
+        found = dict.fromkeys(links, 0.0)
         for each in flows:
             assert each.started is not None and each.ended is not None
             (first, before), (last, after) = each.started, each.ended
-            found[each.link] = 8 * (after - before) / (last - first)
+            found[each.link] += 8 * (after - before) / (last - first)
         return found
     finally:
         for each in flows:
@@ -177,12 +178,12 @@ def _pump(plan: EmulationPlan, flows: Sequence[_Flow], seconds: float, settle_s:
                 raise EmulationError(f"{_named(plan, silent)} delivers nothing for {_PATIENCE_S:g} s")
 
 
-def _open(emulation: Emulation, link: Hop) -> _Flow:
+def _open(emulation: Emulation, link: Hop, end: str) -> _Flow:
     src, dst = link
     sender = emulation.socket(src)
     try:
         with emulation.socket(dst) as listener:
-            listener.bind((emulation.end(src, dst), 0))
+            listener.bind((end, 0))
             listener.listen(1)
             listener.settimeout(_PATIENCE_S)
             sender.setblocking(False)

@@ -51,11 +51,11 @@ class Emulation:
         """By which all others reach a vertex."""
         return f"10.0.0.{vertex + 1}" if self.has_cables else self.plan.address(vertex)
 
-    def end(self, src: Vertex, dst: Vertex) -> str:
-        """By which `src` reaches `dst` along their wire."""
-        return (
-            self.plan.ends(self.plan.wire_of[src, dst])[dst > src] if self.has_cables else self.address(dst)
-        )
+    def ends(self, src: Vertex, dst: Vertex) -> list[str]:
+        """By which `src` reaches `dst` along each of their wires."""
+        if not self.has_cables:
+            return [self.address(dst)]
+        return [self.plan.ends(number)[dst > src] for number in self.plan.wires_of[src, dst]]
 
     def path(self, vertex: Vertex) -> str:
         """For `bench.emulation.machine.enter`, in another process."""

@@ -2,7 +2,8 @@
 
 Nothing here touches the machine. A wire is one pair of virtual devices, which joins two vertices and carries
 the link of each direction. Packets between vertices that share no wire are forwarded, through switches where
-that is possible, else through ranks, as a vendor's library does on a machine that has no such link.
+that is possible, else through ranks, as a vendor's library does on a machine that has no such link. Several
+cables of two ranks are a wire each, of which packets take the fastest where wires are no cables.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import cached_property
 
 from arborcast.synth.errors import InputError
 from arborcast.synth.schedule import Schedule
-from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.topology import Link, Topology, Vertex
 
 RETURN_SHARE = Fraction(1, 10)
 """Of a link's rate that the way back of a wire gets where no link goes back: acknowledgements need one."""
@@ -69,23 +70,38 @@ class EmulationPlan:
         """The topology with these addresses on its links, all of which must join two ranks."""
         links = []
         for link in self.topology.links:
-            first, second = self.ends(self.wire_of[link.src, link.dst])
-            links.append(replace(link, addresses=(first, second) if link.src < link.dst else (second, first)))
+            cables = []
+            for cable, number in zip(link.cables, self.wires_of[link.src, link.dst], strict=True):
+                first, second = self.ends(number)
+                ends = (first, second) if link.src < link.dst else (second, first)
+                cables.append(replace(cable, addresses=ends))
+            links.append(Link.bundle(cables))
         return replace(self.topology, links=tuple(links), symmetries=())
 
     @cached_property
-    def wire_of(self) -> dict[tuple[Vertex, Vertex], int]:
-        """The number of the wire that joins two vertices, in both orders."""
-        found = {}
+    def wires_of(self) -> dict[tuple[Vertex, Vertex], tuple[int, ...]]:
+        """The numbers of the wires that join two vertices, in both orders."""
+        found: dict[tuple[Vertex, Vertex], tuple[int, ...]] = {}
         for number, wire in enumerate(self.wires):
-            first, second = wire.ends
-            found[first, second] = found[second, first] = number
+            numbers = (*found.get(wire.ends, ()), number)
+            found[wire.ends] = found[wire.ends[::-1]] = numbers
         return found
 
+    @cached_property
+    def wire_of(self) -> dict[tuple[Vertex, Vertex], int]:
+        """The fastest of them."""
+        return {
+            (src, dst): max(numbers, key=lambda number: self.wires[number].bits_per_s[src > dst])
+            for (src, dst), numbers in self.wires_of.items()
+        }
+
+    def rates(self, src: Vertex, dst: Vertex) -> list[int]:
+        """Bits per second of each wire between two vertices in one direction."""
+        return [self.wires[number].bits_per_s[src > dst] for number in self.wires_of[src, dst]]
+
     def rate(self, src: Vertex, dst: Vertex) -> int:
-        """Bits per second of a wire in one direction."""
-        wire = self.wires[self.wire_of[src, dst]]
-        return wire.bits_per_s[src > dst]
+        """Bits per second of all of them together."""
+        return sum(self.rates(src, dst))
 
     def path(self, src: Vertex, dst: Vertex) -> tuple[Vertex, ...]:
         """The vertices that packets pass, both ends included."""
@@ -113,7 +129,7 @@ def plan_emulation(topology: Topology, slowest_mbit: Fraction | int) -> Emulatio
 
     Args:
         topology: what to emulate; of one-way links the way back carries `RETURN_SHARE`, for acknowledgements.
-        slowest_mbit: Mbit/s of the slowest link; the others are in proportion.
+        slowest_mbit: Mbit/s of the slowest cable; the others are in proportion.
 
     Raises:
         InputError: too many vertices, a rate that is not positive, or ranks that cannot reach each other.
@@ -126,7 +142,7 @@ def plan_emulation(topology: Topology, slowest_mbit: Fraction | int) -> Emulatio
         raise InputError(f"{topology.name}: must have links to be emulated, and has none")
     if slowest_mbit <= 0:
         raise InputError(f"rate {slowest_mbit}: must be a positive number of Mbit/s")
-    scale = Fraction(slowest_mbit) * 10**6 / min(link.bandwidth for link in topology.links)
+    scale = Fraction(slowest_mbit) * 10**6 / min(link.bandwidth for link in topology.cables)
     return EmulationPlan(topology, scale, _wires(topology, scale), _routes(topology))
 
 
@@ -137,9 +153,9 @@ def at_rates(topology: Topology, slowest_mbit: Fraction | int) -> Topology:
 
     Args:
         topology: what is emulated.
-        slowest_mbit: Mbit/s of the slowest link; the others are in proportion.
+        slowest_mbit: Mbit/s of the slowest cable; the others are in proportion.
     """
-    slowest = min(topology.bandwidth.values(), default=Fraction(1))
+    slowest = min((link.bandwidth for link in topology.cables), default=Fraction(1))
     factor = Fraction(slowest_mbit, 8000) / slowest
     return Topology.build(
         topology.name,
@@ -152,12 +168,15 @@ def at_rates(topology: Topology, slowest_mbit: Fraction | int) -> Topology:
 
 def _wires(topology: Topology, scale: Fraction) -> tuple[Wire, ...]:
     wires = []
-    for first, second in sorted({(min(pair), max(pair)) for pair in topology.bandwidth}):
-        out, back = topology.bandwidth.get((first, second)), topology.bandwidth.get((second, first))
-        either = out if out is not None else back
-        assert either is not None, "a pair is here because one of its links is"
-        rates = [int(scale * (rate if rate is not None else either * RETURN_SHARE)) for rate in (out, back)]
-        wires.append(Wire((first, second), (rates[0], rates[1]), (out is not None, back is not None)))
+    links = {(link.src, link.dst): link for link in topology.links}
+    for first, second in sorted({(min(pair), max(pair)) for pair in links}):
+        ways = links.get((first, second)), links.get((second, first))
+        either = next(link for link in ways if link is not None)
+        for lane, cable in enumerate(either.cables):
+            back_only = cable.bandwidth * RETURN_SHARE
+            rates = [back_only if it is None else it.cables[lane].bandwidth for it in ways]
+            out, back = (int(scale * rate) for rate in rates)
+            wires.append(Wire((first, second), (out, back), (ways[0] is not None, ways[1] is not None)))
     return tuple(wires)
 
 

@@ -26,8 +26,8 @@ _PROCESSES.set_forkserver_preload(
     [
         "torch",
         "torch.distributed",
-        "arborcast.backends.dataflow.engine",
-        "arborcast.backends.transport.network",
+        "arborcast.backends.executors.torch_p2p",
+        "arborcast.backends.group.process_group",
     ]
 )
 _PR_SET_PDEATHSIG = 1

@@ -480,7 +480,8 @@ SECTIONS: tuple[Section, ...] = (
         "Each cable is a rate-limited pair of network devices with a subnet of its own, and no rank "
         "forwards. The limit is what no schedule can pass at the rates that these cables delivered alone "
         "before, which repeat to about 5 %: a share may lie that much above 100 %. Gloo cannot connect "
-        "there: its time is that on the same links where all ranks forward.",
+        "there: its time is that on the same links where all ranks forward, by the fastest where several "
+        "cables join two ranks.",
         _along_cables,
     ),
     Section(

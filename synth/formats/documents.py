@@ -59,8 +59,11 @@ def link_to_document(link: Link, topology: Topology) -> Document:
 
 
 def said_of_link(link: Link) -> dict[str, object]:
-    """What files say of a link beside its ends: bandwidth, latency, and what is not as its default."""
-    return _said(link, always={"bandwidth", "latency_us"}, apart={"src", "dst"})
+    """What files say of a link beside its ends: bandwidth, latency, and what is not as its default.
+
+    Lanes are links of their own there.
+    """
+    return _said(link, always={"bandwidth", "latency_us"}, apart={"src", "dst", "lanes"})
 
 
 def _said(thing: Link | Switch, *, always: Collection[str] = (), apart: Collection[str]) -> dict[str, object]:

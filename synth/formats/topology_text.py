@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
+from typing import TypeAlias
 
 from arborcast.synth.formats.documents import said_of_link, said_of_streams, switch_to_document
 from arborcast.synth.topology import Link, Switch, Topology, Vertex
@@ -81,17 +82,22 @@ def _switch(switch: Switch) -> str:
     )
 
 
+_Place: TypeAlias = tuple[Vertex, Vertex, Fraction, tuple[str, str] | None]
+"""What tells one of the links between two vertices from the others."""
+
+
 def _cables(topology: Topology) -> Iterator[tuple[Link, str]]:
-    links = {(link.src, link.dst, link.latency_us): link for link in topology.cables}
-    done: set[tuple[Vertex, Vertex, Fraction]] = set()
+    links = {(link.src, link.dst, link.latency_us, link.addresses): link for link in topology.cables}
+    done: set[_Place] = set()
     for place, link in links.items():
         if place in done:
             continue
-        src, dst, wait = place
-        back = links.get((dst, src, wait))
+        src, dst, wait, addresses = place
+        turned = (dst, src, wait, None if addresses is None else (addresses[1], addresses[0]))
+        back = links.get(turned)
         first, second = _label(topology, src), _label(topology, dst)
         if back is not None and said_of_link(back.reversed) == said_of_link(link):
-            done.add((dst, src, wait))
+            done.add(turned)
             yield link, f"between: [{first}, {second}]"
         else:
             yield link, f"from: {first}, to: {second}"

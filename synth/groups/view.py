@@ -67,7 +67,7 @@ def view_of(topology: Topology, collective: Collective, *, relays: bool) -> Grou
         if link.src in useful and link.dst in useful:
             ends = (number[link.src], number[link.dst])
             src, dst = ends[::-1] if is_reversed else ends
-            links.append(replace(link, src=src, dst=dst, addresses=None))  # relays become switches
+            links.append(replace(link, src=src, dst=dst, addresses=None, lanes=()))  # relays become switches
             whole[src, dst] = index
     local = Topology.build(
         topology.name,

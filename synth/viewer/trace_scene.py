@@ -18,7 +18,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Topology
 from arborcast.synth.viewer.scene import Json, scene_of_fabric
 
-_TO_RANK = re.compile(r"to rank (\d+)")
+_TO_RANK = re.compile(r"to rank (\d+)(, cable \d+)?")
 
 
 def scene_of_traces(paths: Sequence[Path], topology: Topology | None = None) -> Json:

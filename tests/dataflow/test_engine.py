@@ -20,7 +20,7 @@ from arborcast.backends.dataflow.task_graph import compile_graph
 from arborcast.backends.errors import ChannelClosedError, DisagreementError, ExecutionError
 from arborcast.backends.lowering.layout import Buffer, lay_out
 from arborcast.backends.measure.job import Reduction
-from arborcast.backends.native.library import News
+from arborcast.backends.native.library import RunEvent
 from arborcast.backends.tensors.torch_reduction import ReductionOperator, operator_of
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.synth.collective import Kind
@@ -298,11 +298,11 @@ def test_a_slow_rank_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch)
     def slowly(run: GraphRun, patience_s: float, lingers: bool) -> int:
         if not here.is_slow:
             return advance(run, patience_s, lingers)
-        news = advance(run, 0, lingers)  # returns as soon as there is nothing to do
-        if news == News.TIMED and len(slept) < 40:
+        event = advance(run, 0, lingers)  # returns as soon as there is nothing to do
+        if event == RunEvent.TIMED and len(slept) < 40:
             slept.append(0.03)
             time.sleep(slept[-1])
-        return news
+        return event
 
     monkeypatch.setattr(GraphRun, "_advance", slowly)
 

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from arborcast import synth, topologies
+from arborcast import synth
 from arborcast.backends import ExecutionError, Executor
+from arborcast.backends.errors import DisagreementError
 from arborcast.backends.tensors.torch_reduction import operator_of
 from arborcast.synth.errors import InputError
+from arborcast.topologies import load
 from tests.support.drawn_schedules import (
     allgather_over_relay,
     ring_allreduce,
 )
 from tests.support.group_cases import OPS, values
 from tests.support.in_network import star, turning
-from tests.support.ranks import Failure, run_ranks
+from tests.support.ranks import Failure, StandingRanks, run_ranks
 
 # Every operation and type --------------------------------------------------------------------------
 
+ranks = StandingRanks(3, backend="gloo")
 DTYPES = ("float16", "bfloat16", "float32", "float64", "uint8", "int8", "int32", "int64")
 
 
-def every_operation(rank: int, size: int) -> int:
-    """What schedules serve, beside gloo's own; how many pairs of operation and type that were."""
+@StandingRanks(4, backend="gloo").check  # of so many, averages are exact
+def test_every_operation_and_type(rank: int, size: int) -> None:
+    """What schedules serve, beside gloo's own."""
     executor = Executor(ring_allreduce(size), pieces=2)
     served = 0
     for name in DTYPES:
@@ -52,18 +57,15 @@ def every_operation(rank: int, size: int) -> int:
                 dist.all_reduce(theirs, op)
             assert torch.equal(mine, theirs), f"{op_name} {name}"
             served += 1
-    return served
-
-
-def test_every_operation_and_type() -> None:
     # SUM, AVG, PRODUCT, MIN, MAX on 8 types, PREMUL_SUM on 4, the three bitwise ones on the other 4
-    assert run_ranks(4, every_operation) == [5 * 8 + 4 + 3 * 4] * 4
+    assert served == 5 * 8 + 4 + 3 * 4
 
 
 # Calls ---------------------------------------------------------------------------------------------
 
 
-def call_by_call(rank: int, size: int) -> None:
+@ranks.check
+def test_calls_follow_one_another_and_keep_their_programs(rank: int, size: int) -> None:
     executor = Executor(ring_allreduce(size), pieces=2, cache=2)
     for number in range(4):
         tensor = torch.full((3, 5), float(rank + number), requires_grad=True)
@@ -76,11 +78,8 @@ def call_by_call(rank: int, size: int) -> None:
         executor.broadcast(torch.zeros(3))
 
 
-def test_calls_follow_one_another_and_keep_their_programs() -> None:
-    run_ranks(3, call_by_call)
-
-
-def refusals(rank: int, size: int) -> None:
+@ranks.check
+def test_what_does_not_fit_is_refused(rank: int, size: int) -> None:
     executor = Executor(ring_allreduce(size))
     for tensor, message in (
         (torch.zeros(4, 4).t(), r"allreduce: output must be contiguous, got shape \(4, 4\)"),
@@ -100,7 +99,7 @@ def refusals(rank: int, size: int) -> None:
         executor.run(4, torch.int8, output=torch.zeros(4))
     with pytest.raises(InputError, match=f"full-5 has 5 ranks, the process group has {size}"):
         Executor(ring_allreduce(5))
-    gathers = Executor(synth.solve(topologies.load(f"full:{size}"), "allgather"))
+    gathers = Executor(synth.solve(load(f"full:{size}"), "allgather"))
     both = torch.zeros(2 * size)
     with pytest.raises(InputError, match="must not overlap the input, except as its own block"):
         gathers.run(2 * size, torch.float32, given=both[1:3] if rank == 0 else both[:2], output=both)
@@ -114,27 +113,17 @@ def refusals(rank: int, size: int) -> None:
     assert after.tolist() == [size] * 4
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    run_ranks(3, refusals)
-
-
-def disagree(rank: int, size: int, knob: bool) -> None:
-    ring, pieces = ring_allreduce(size), None
-    if rank == 1 and knob:
-        pieces = 3
-    elif rank == 1:
-        ring = synth.solve(topologies.load(f"full:{size}"), "allreduce")
-    Executor(ring, pieces=pieces)
-
-
-@pytest.mark.parametrize("knob", [False, True])
-def test_ranks_with_different_schedules_are_refused_at_once(knob: bool) -> None:
-    results = run_ranks(3, disagree, knob, may_fail=True)
-    for rank, result in enumerate(results):
-        assert isinstance(result, Failure) and result.error == "DisagreementError"
-        other = 0 if rank == 1 else 1
-        assert f"rank {rank}: its schedule and knobs (digest " in result.message
-        assert f"are not those of rank {other} (" in result.message
+@ranks.check
+def test_ranks_with_different_schedules_are_refused_at_once(rank: int, size: int) -> None:
+    ring, other = ring_allreduce(size), 0 if rank == 1 else 1
+    usual: Any = {"schedule": ring}
+    for odd in (
+        {"schedule": ring, "pieces": 3},
+        {"schedule": synth.solve(load(f"full:{size}"), "allreduce")},
+    ):
+        digests = rf"rank {rank}: its schedule and knobs \(digest .* are not those of rank {other} \("
+        with pytest.raises(DisagreementError, match=digests):
+            Executor(**(odd if rank == 1 else usual))
 
 
 def one_dies(rank: int, size: int) -> str:
@@ -159,21 +148,20 @@ def test_a_rank_that_dies_is_an_error_on_all_others() -> None:
         assert re.match(rf"rank {rank}: allreduce, (send|receive) .* (to|from) rank ", results[rank])
 
 
-def pieces(rank: int, size: int) -> list[int]:
+@ranks.check
+def test_pieces_grow_with_the_largest_chunk(rank: int, size: int) -> None:
+    """A ring of three has chunks of a third of the buffer."""
     executor = Executor(ring_allreduce(size), piece_bytes=1024, max_pieces=6)
-    return [executor.pieces_for(count, torch.float32) for count in (0, 1, 511, 1024, 2500, 10**6)]
+    found = [executor.pieces_for(count, torch.float32) for count in (0, 1, 766, 1536, 3750, 10**6)]
+    assert found == [1, 1, 1, 2, 4, 6]
 
 
-def test_pieces_grow_with_the_largest_chunk() -> None:
-    """A ring of two has chunks of half the buffer."""
-    assert run_ranks(2, pieces)[0] == [1, 1, 1, 2, 4, 6]
-
-
-def named_calls(rank: int, size: int) -> None:
+@ranks.check
+def test_named_calls_and_relays(rank: int, size: int) -> None:
     """Those of allgather and reduce-scatter; a relay takes part without tensors."""
     own = torch.full((3,), 10 * (rank + 1))
     both = torch.zeros(3 * size, dtype=torch.int64)
-    fabric = topologies.load(f"full:{size}")
+    fabric = load(f"full:{size}")
     Executor(synth.solve(fabric, "allgather")).allgather(both, own)
     assert both.tolist() == [10 * (other + 1) for other in range(size) for _ in range(3)]
     Executor(synth.solve(fabric, "reduce-scatter")).reduce_scatter(own, both * (rank + 1))
@@ -187,7 +175,3 @@ def named_calls(rank: int, size: int) -> None:
     else:
         relayed.allgather(output, torch.full((3,), 10 * rank))
         assert output.tolist() == [20, 20, 20, 0, 0, 0]
-
-
-def test_named_calls_and_relays() -> None:
-    run_ranks(3, named_calls)

@@ -9,8 +9,10 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor
 from arborcast.backends import ExecutionError
 from arborcast.backends.group import profiling
 from tests.support.group_cases import OPS, counted, values
-from tests.support.ranks import run_ranks
+from tests.support.ranks import StandingRanks
 
 ENVIRON = {
     "ARBORCAST_TOPOLOGY": "ring:3",
@@ -28,7 +30,9 @@ ENVIRON = {
     "ARBORCAST_METHOD": "trees",
     "ARBORCAST_DEADLINE": "100",
 }
-"""Every message runs a schedule on three ranks, one that is quick to find."""
+"""Every message runs a schedule, one that is quick to find."""
+
+ranks = StandingRanks(3, environ=ENVIRON)
 
 
 def total(size: int, count: int, salt: int = 0) -> Tensor:
@@ -38,7 +42,8 @@ def total(size: int, count: int, salt: int = 0) -> Tensor:
 # One call -----------------------------------------------------------------------------------------
 
 
-def handles(rank: int, size: int) -> None:
+@ranks.check
+def test_handles_and_futures(rank: int, size: int) -> None:
     tensor = values(rank, 5000)
     work = dist.all_reduce(tensor, async_op=True)
     assert work.wait() is True
@@ -79,11 +84,8 @@ def flat(held: Any) -> Tensor:
     return torch.cat([flat(part) for part in held])
 
 
-def test_handles_and_futures() -> None:
-    run_ranks(3, handles, backend="synth", environ=ENVIRON)
-
-
-def completes_without_a_wait(rank: int, size: int) -> None:
+@ranks.check
+def test_completes_without_a_wait(rank: int, size: int) -> None:
     tensor = values(rank, 100_000)
     done = threading.Event()
     work = dist.all_reduce(tensor, async_op=True)
@@ -91,10 +93,6 @@ def completes_without_a_wait(rank: int, size: int) -> None:
     assert done.wait(90)
     assert torch.equal(tensor, total(size, 100_000))
     assert work.is_completed()
-
-
-def test_completes_without_a_wait() -> None:
-    run_ranks(3, completes_without_a_wait, backend="synth", environ=ENVIRON)
 
 
 # Many in flight -----------------------------------------------------------------------------------
@@ -132,7 +130,8 @@ def eight_kinds(rank: int, size: int, salt: int, count: int) -> list[tuple[Any, 
     return begun
 
 
-def many_in_flight(rank: int, size: int) -> None:
+@ranks.check
+def test_eight_kinds_in_flight(rank: int, size: int) -> None:
     chance = random.Random(3 + rank)  # each rank waits in an order of its own
     for salt, count in enumerate((1, 1000, 50_000, 7)):
         begun = eight_kinds(rank, size, 10 * salt, count)
@@ -148,11 +147,8 @@ def many_in_flight(rank: int, size: int) -> None:
     assert counted(dist.group.WORLD) == before + 64
 
 
-def test_eight_kinds_in_flight() -> None:
-    run_ranks(3, many_in_flight, backend="synth", environ=ENVIRON)
-
-
-def in_order(rank: int, size: int) -> None:
+@ranks.check
+def test_calls_take_effect_in_their_order(rank: int, size: int) -> None:
     """Two tensors go through many calls of which none is waited for; another order gives another result."""
     chance = random.Random(5)
     count = 1000
@@ -182,11 +178,8 @@ def in_order(rank: int, size: int) -> None:
     torch.testing.assert_close(whole, wholes[rank])
 
 
-def test_calls_take_effect_in_their_order() -> None:
-    run_ranks(3, in_order, backend="synth", environ=ENVIRON)
-
-
-def barriers(rank: int, size: int) -> None:
+@ranks.check
+def test_barriers_among_calls(rank: int, size: int) -> None:
     """After a barrier every rank's calls are complete; barriers keep their place among calls of gloo's."""
     for salt in range(10):
         tensor, truths = values(rank, 60_000, salt=salt), torch.tensor([rank == 0, False])
@@ -205,12 +198,9 @@ def barriers(rank: int, size: int) -> None:
         assert truths.tolist() == gathered[0].tolist() == [True, False]
 
 
-def test_barriers_among_calls() -> None:
-    run_ranks(3, barriers, backend="synth", environ=ENVIRON)
-
-
-def two_groups(rank: int, size: int) -> list[int]:
-    groups = [dist.group.WORLD, dist.new_group(backend="synth")]
+@ranks.check
+def test_two_groups_from_two_threads(rank: int, size: int) -> None:
+    groups = [dist.new_group(), dist.new_group()]
     errors: list[BaseException] = []
 
     def work(group: Any, salt: int) -> None:
@@ -231,14 +221,11 @@ def two_groups(rank: int, size: int) -> list[int]:
         thread.join()
     if errors:
         raise errors[0]
-    return [counted(group) for group in groups]
+    assert [counted(group) for group in groups] == [40, 40]
 
 
-def test_two_groups_from_two_threads() -> None:
-    assert run_ranks(3, two_groups, backend="synth", environ=ENVIRON) == [[40, 40]] * 3
-
-
-def callbacks(rank: int, size: int) -> None:
+@ranks.check
+def test_callbacks_may_call(rank: int, size: int) -> None:
     """A callback may call and wait, as PowerSGD's does, or send off another call."""
 
     def again(future: Any) -> Tensor:
@@ -258,14 +245,11 @@ def callbacks(rank: int, size: int) -> None:
     assert torch.equal(flat(nested.wait().wait()), size * total(size, 9))
 
 
-def test_callbacks_may_call() -> None:
-    run_ranks(3, callbacks, backend="synth", environ=ENVIRON)
-
-
 # Lifetimes ----------------------------------------------------------------------------------------
 
 
-def dropped(rank: int, size: int) -> None:
+@ranks.check
+def test_dropped_tensors_live_until_completion(rank: int, size: int) -> None:
     futures = []
     for salt in range(6):
         work = dist.all_reduce(values(rank, 100_000, salt=salt), async_op=True)
@@ -289,15 +273,12 @@ def dropped(rank: int, size: int) -> None:
     assert [ref() for ref in gone] == [None] * 6, "tensors are released"
 
 
-def test_dropped_tensors_live_until_completion() -> None:
-    run_ranks(3, dropped, backend="synth", environ=ENVIRON)
-
-
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def growth(rank: int, size: int, warm_up: int, calls: int) -> int:
+    begun = counted(dist.group.WORLD)
     chance = random.Random(1)
     # Few enough lengths that their programs stay compiled.
     tensors = [torch.ones(chance.randrange(256, 16_384)) for _ in range(12)]
@@ -323,121 +304,94 @@ def growth(rank: int, size: int, warm_up: int, calls: int) -> int:
     for index in range(calls):
         call(index)
     gc.collect()
-    assert counted(dist.group.WORLD) == warm_up + calls
+    assert counted(dist.group.WORLD) == begun + warm_up + calls
     return resident_bytes() - before
 
 
-def test_memory_stays() -> None:
-    for grown in run_ranks(3, growth, 200, 1000, backend="synth", environ=ENVIRON):
-        assert grown < 3 << 20
+@pytest.mark.parametrize(
+    ("warm_up", "calls"), [(200, 1000), pytest.param(1000, 10_000, marks=pytest.mark.long)]
+)
+def test_memory_stays(warm_up: int, calls: int) -> None:
+    assert max(ranks(growth, warm_up, calls)) < 3 << 20
 
 
-@pytest.mark.long
-def test_memory_stays_over_10_000_calls() -> None:
-    told = {"backend": "synth", "environ": ENVIRON, "timeout_s": 280}
-    for grown in run_ranks(3, growth, 1000, 10_000, **told):
-        assert grown < 3 << 20
-
-
-def compiled_once(rank: int, size: int) -> list[int]:
+@ranks.check
+def test_compiled_once_per_length_and_type(rank: int, size: int) -> None:
+    """A program depends on the collective, the length and the size of an element, not on the operation."""
     from arborcast.backends.schedules import held as schedules
 
-    compiled: list[Any] = []
-    real: Any = schedules.compile_graph  # type: ignore[attr-defined]
-
-    def noted(program: Any) -> Any:
-        compiled.append(program)
-        return real(program)
-
-    schedules.compile_graph = noted  # type: ignore[attr-defined]
-    counts = []
-    for _ in range(5):
-        for count in (100, 2000):
-            for dtype in (torch.float32, torch.float64, torch.int32):
-                dist.all_reduce(torch.ones(count, dtype=dtype))
-                dist.all_reduce(torch.ones(count, dtype=dtype), OPS["MAX"])
-                dist.broadcast(torch.ones(count, dtype=dtype), 0)
-        counts.append(len(compiled))
-    assert counted(dist.group.WORLD) == 5 * 2 * 3 * 3
-    return counts
-
-
-def test_compiled_once_per_length_and_type() -> None:
-    """A program depends on the collective, the length and the size of an element, not on the operation."""
-    lengths, element_sizes, collectives = 2, 2, 2
-    for counts in run_ranks(3, compiled_once, backend="synth", environ=ENVIRON):
-        assert counts == [lengths * element_sizes * collectives] * 5
+    with mock.patch.object(schedules, "compile_graph", wraps=schedules.compile_graph) as compile_graph:  # type: ignore[attr-defined]
+        for _ in range(5):
+            for count in (103, 2003):
+                for dtype in (torch.float32, torch.float64, torch.int32):
+                    dist.all_reduce(torch.ones(count, dtype=dtype))
+                    dist.all_reduce(torch.ones(count, dtype=dtype), OPS["MAX"])
+                    dist.broadcast(torch.ones(count, dtype=dtype), 0)
+            lengths, element_sizes, collectives = 2, 2, 2
+            assert compile_graph.call_count == lengths * element_sizes * collectives
 
 
 # Errors -------------------------------------------------------------------------------------------
 
 
-def refused_by_gloo(rank: int, size: int) -> list[str]:
+@ranks.check
+def test_what_gloo_refuses_ends_nothing(rank: int, size: int) -> None:
     """Gloo fails on its own thread when it averages truth values."""
-    seen = []
     work = dist.all_reduce(torch.ones(4, dtype=torch.bool), OPS["AVG"], async_op=True)
     with pytest.raises(RuntimeError, match="can't be cast"):
         work.wait()
-    seen.append(type(work.exception()).__name__)
+    assert isinstance(work.exception(), RuntimeError)
     dist.all_reduce(tensor := torch.ones(4))
     assert tensor.tolist() == [size] * 4, "the group goes on"
-    return seen
 
 
-def disagreeing(rank: int, size: int) -> list[tuple[str, str]]:
+def disagreeing(rank: int, size: int) -> str:
     """Rank 0 has another length; everybody's wait raises, and every future holds it."""
-    dist.all_reduce(torch.ones(7))
-    errors = []
-    work = dist.all_reduce(torch.ones(100 if rank else 101), async_op=True)
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(7), group=group)
+    work = dist.all_reduce(torch.ones(100 if rank else 101), group=group, async_op=True)
     future = work.get_future()
-    late = dist.all_reduce(torch.ones(9), async_op=True)
+    late = dist.all_reduce(torch.ones(9), group=group, async_op=True)
     handled = future.then(lambda done: done.value())
-    for wait in (work.wait, future.wait, handled.wait, late.wait, lambda: dist.all_reduce(torch.ones(2))):
-        with pytest.raises(RuntimeError) as caught:
+    later = partial(dist.all_reduce, torch.ones(2), group=group)
+    for wait in (future.wait, handled.wait, late.wait, later):
+        with pytest.raises(RuntimeError, match="101 elements"):  # the first cause
             wait()
-        errors.append((type(caught.value).__name__, str(caught.value)))
+    with pytest.raises(ExecutionError) as caught:
+        work.wait()
     assert work.is_completed()
     assert not work.is_success()
     with pytest.raises(RuntimeError, match=r"(Disagreement|Execution)Error: rank"):
         future.value()
     with pytest.raises(ExecutionError):
         raise work.exception()
-    return errors
+    return type(caught.value).__name__
 
 
 def test_errors_reach_the_caller() -> None:
-    run_ranks(3, refused_by_gloo, backend="synth", environ=ENVIRON)
-    everybody = run_ranks(3, disagreeing, backend="synth", environ=ENVIRON)
-    for (first, *_), (_, said), (_, chained), (_, late), (_, later) in everybody:
-        assert first in {"DisagreementError", "ExecutionError"}
-        for message in (said, chained, late, later):
-            assert "101 elements" in message, "the first cause is named"
-    assert any(errors[0][0] == "DisagreementError" for errors in everybody)
+    raised = set(ranks(disagreeing))
+    assert "DisagreementError" in raised and raised <= {"DisagreementError", "ExecutionError"}
 
 
-def absent(rank: int, size: int) -> str:
+@ranks.check
+def test_timeout_of_a_group(rank: int, size: int) -> None:
     """One rank does not call: the others give up after the group's timeout."""
-    group = dist.new_group(backend="synth", timeout=timedelta(seconds=1))
+    group = dist.new_group(timeout=timedelta(seconds=1))
     dist.all_reduce(torch.ones(3), group=group)
     store = dist.group.WORLD.get_group_store()
     if rank == 1:
         store.wait(["0 gave up", "2 gave up"], timedelta(seconds=60))
-        return ""
-    with pytest.raises(RuntimeError) as caught:
-        dist.all_reduce(torch.ones(300), group=group)
-    store.set(f"{rank} gave up", "yes")
-    return str(caught.value)
-
-
-def test_timeout_of_a_group() -> None:
-    said = run_ranks(3, absent, backend="synth", environ=ENVIRON)
-    assert all("rank 1" in message for message in (said[0], said[2])), said
+    else:
+        with pytest.raises(RuntimeError, match="rank 1"):
+            dist.all_reduce(torch.ones(300), group=group)
+        store.set(f"{rank} gave up", "yes")
 
 
 # Inside training ----------------------------------------------------------------------------------
 
 
-def in_backward(rank: int, size: int) -> None:
+@ranks.check
+def test_calls_inside_backward(rank: int, size: int) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.ReLU(), torch.nn.Linear(30, 5))
     inputs = [values(other, 80).view(4, 20) for other in range(size)]
@@ -466,11 +420,8 @@ def in_backward(rank: int, size: int) -> None:
             torch.testing.assert_close(parameter.grad, added)
 
 
-def test_calls_inside_backward() -> None:
-    run_ranks(3, in_backward, backend="synth", environ=ENVIRON)
-
-
-def differentiated(rank: int, size: int) -> None:
+@ranks.check
+def test_differentiable_collectives(rank: int, size: int) -> None:
     from torch.distributed.nn import functional
 
     reference = dist.new_group(backend="gloo")
@@ -487,11 +438,8 @@ def differentiated(rank: int, size: int) -> None:
     assert gradients[0].any()
 
 
-def test_differentiable_collectives() -> None:
-    run_ranks(3, differentiated, backend="synth", environ=ENVIRON)
-
-
-def profiled(rank: int, size: int) -> None:
+@ranks.check
+def test_profiler(rank: int, size: int) -> None:
     from torch.autograd.profiler import profile
 
     tensor, reduced = values(rank, 1000), torch.ones(7)
@@ -515,7 +463,8 @@ def profiled(rank: int, size: int) -> None:
     assert not [event.name for event in recorded.function_events if "_end_event" in event.name]
 
 
-def inferring(rank: int, size: int) -> None:
+@ranks.check
+def test_inference_mode(rank: int, size: int) -> None:
     """Tensors of the inference mode may be written to in that mode only, and threads do not inherit it."""
     with torch.inference_mode():
         for count in (1000, 3):
@@ -535,33 +484,25 @@ def inferring(rank: int, size: int) -> None:
     assert weights.grad.tolist() == [2] * 9, "an ordinary tensor stays one"
 
 
-def test_inference_mode() -> None:
-    run_ranks(3, inferring, backend="synth", environ=ENVIRON)
-
-
-def left_open(rank: int, size: int) -> list[int]:
-    """Open events, after a receive that nobody waits for and a call that a queue refuses."""
-    group: Any = dist.group.WORLD
-    opened = []
+@ranks.check
+def test_events_of_a_profiler_end_with_works_that_nobody_ends(rank: int, size: int) -> None:
+    """After a receive that nobody waits for and a call that a queue refuses."""
+    group: Any = dist.new_group([rank], use_local_synchronization=True)
     with torch.profiler.profile():
         work = group.recv_anysource([torch.ones(1)], 3)
-        opened.append(len(profiling._open))
+        assert len(profiling._open) == 1
         del work
         gc.collect()
-        opened.append(len(profiling._open))
+        assert not profiling._open
         group._queue.close("no more", wait_s=0)
         work = group.allreduce([torch.ones(1)])
-        opened.append(len(profiling._open))
+        assert not profiling._open
     assert work.exception() is not None
-    return opened
 
 
-def test_events_of_a_profiler_end_with_works_that_nobody_ends() -> None:
-    assert run_ranks(1, left_open, backend="synth") == [[1, 0, 0]]
-
-
-def ended_slowly(rank: int, size: int) -> list[str]:
-    """What happens after the begin of an event, in order."""
+@ranks.check
+def test_a_call_ends_when_no_thread_writes_to_its_profiler_any_more(rank: int, size: int) -> None:
+    """Else the profiler, which may be gone when the call has ended, crashes the process."""
     with torch.profiler.profile():
         event = profiling.Event("synth:test", [torch.ones(1)])
         order, close = [], event.close
@@ -574,13 +515,4 @@ def ended_slowly(rank: int, size: int) -> list[str]:
         event.close = slowly  # type: ignore[method-assign]
         event.end()
         order.append("the end of the call")
-    return order
-
-
-def test_a_call_ends_when_no_thread_writes_to_its_profiler_any_more() -> None:
-    # Else the profiler, which may be gone when the call has ended, crashes the process.
-    assert run_ranks(1, ended_slowly) == [["the script's last step", "the end of the call"]]
-
-
-def test_profiler() -> None:
-    run_ranks(3, profiled, backend="synth", environ=ENVIRON)
+    assert order == ["the script's last step", "the end of the call"]

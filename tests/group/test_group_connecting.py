@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from arborcast.backends import ExecutionError
 from arborcast.backends.transport.network import Network
 from arborcast.synth.errors import InputError
-from tests.support.ranks import Failure, run_ranks
+from tests.support.ranks import Failure, StandingRanks, run_ranks
 
 RANKS, VICTIM, LONG_S = 4, 2, 1800.0
 
@@ -98,15 +99,15 @@ def _stopped(rank: int, size: int, spoil: Callable[[int], None]) -> str:
     return said
 
 
-def _refused(rank: int, size: int) -> str:
-    if rank == VICTIM:
-        os.environ["GLOO_SOCKET_IFNAME"] = "no-such-interface"
-    return _new_group(rank, size, _strike, 0, LONG_S)
-
-
-def test_a_rank_that_cannot_listen_is_named_by_all() -> None:
-    for said in run_ranks(RANKS, _refused, backend="synth", group_timeout_s=LONG_S):
-        assert "interface 'no-such-interface' has no address" in said, said
+@StandingRanks(RANKS).check
+def test_a_rank_that_cannot_listen_is_named_by_all(rank: int, size: int) -> None:
+    with mock.patch.dict(os.environ):
+        if rank == VICTIM:
+            os.environ["GLOO_SOCKET_IFNAME"] = "no-such-interface"
+        with pytest.raises(
+            (ExecutionError, InputError), match="interface 'no-such-interface' has no address"
+        ):
+            dist.new_group(timeout=timedelta(seconds=LONG_S))
 
 
 def _later(rank: int, size: int) -> str:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import resource
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.ranks import run_ranks
+from tests.support.ranks import StandingRanks, run_ranks
 
 RANKS = 4
 AT_ONCE = {"ARBORCAST_START": "at once"}
+ranks = StandingRanks(RANKS, environ=AT_ONCE)
 
 
 def held() -> Counter[str]:
@@ -31,7 +31,8 @@ def beyond(before: Counter[str]) -> dict[str, int]:
     return {what: now[what] - before[what] for what in now}
 
 
-def of_one_group(rank: int, size: int) -> list[dict[str, int]]:
+@ranks.check
+def test_a_group_of_four_holds_a_channel_for_each_peer_and_one_thread(rank: int, size: int) -> None:
     dist.all_reduce(torch.ones(10))  # what all groups share is there
     before, found = held(), []
     group = dist.new_group()
@@ -43,37 +44,28 @@ def of_one_group(rank: int, size: int) -> list[dict[str, int]]:
     ):
         call()
         found.append(beyond(before))
-    return found
+    assert max(it["threads"] for it in found) <= 1  # a caller that waits executes its call itself
+    # Channels, and what wakes its engine.
+    assert max(it["descriptors"] for it in found) <= (RANKS - 1) + 1
 
 
-def test_a_group_of_four_holds_a_channel_for_each_peer_and_one_thread() -> None:
-    for found in run_ranks(RANKS, of_one_group, backend="synth", environ=AT_ONCE):
-        assert max(it["threads"] for it in found) <= 1  # a caller that waits executes its call itself
-        # Channels, and what wakes its engine.
-        assert max(it["descriptors"] for it in found) <= (RANKS - 1) + 1
-
-
-def two_of_four(rank: int, size: int) -> list[Any]:
+@ranks.check
+def test_two_ranks_make_the_inner_gloo_while_the_others_do_something_else(rank: int, size: int) -> None:
     """Ranks 1 and 2 exchange a tensor before the others come to anything; then all of them reduce."""
-    store = dist.distributed_c10d._get_default_store()
+    group, store = dist.new_group(), dist.distributed_c10d._get_default_store()
     got = torch.zeros(2)
     if rank == 1:
-        dist.send(torch.arange(2.0), 2)
+        dist.send(torch.arange(2.0), 2, group=group)
         store.set("exchanged", "")
     elif rank == 2:
-        dist.recv(got, 1)
+        dist.recv(got, 1, group=group)
+        assert got.tolist() == [0, 1]
     else:
         store.wait(["exchanged"])
     total = torch.ones(1)
-    dist.reduce(total, 3)
-    dist.barrier()
-    return [got.tolist(), total.item()]
-
-
-def test_two_ranks_make_the_inner_gloo_while_the_others_do_something_else() -> None:
-    results = run_ranks(RANKS, two_of_four, backend="synth", environ=AT_ONCE)
-    assert results[2][0] == [0.0, 1.0]
-    assert results[3][1] == RANKS
+    dist.reduce(total, 3, group=group)
+    dist.barrier(group)
+    assert rank != 3 or total == RANKS
 
 
 def many_groups(rank: int, size: int, count: int) -> tuple[int, int]:

@@ -9,15 +9,19 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from arborcast.backends import ExecutionError
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.synth.collective import Kind
+from arborcast.synth.errors import InputError
 from tests.support.faults import (
     PATIENCE_S,
+    RANKS,
     SMALL,
     Ended,
     allreduce,
@@ -28,6 +32,7 @@ from tests.support.faults import (
     ended,
     launch,
 )
+from tests.support.ranks import StandingRanks
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,10 @@ class Odd:
     sends: bool = False
 
 
-def _reduces(count: int = SMALL, dtype: Any = torch.float32, op: Any = dist.ReduceOp.SUM) -> None:
-    dist.all_reduce(torch.ones(count, dtype=dtype), op=op)
+def _reduces(
+    count: int = SMALL, dtype: Any = torch.float32, op: Any = dist.ReduceOp.SUM, group: Any = None
+) -> None:
+    dist.all_reduce(torch.ones(count, dtype=dtype), op=op, group=group)
 
 
 def _spreads(root: int) -> None:
@@ -120,14 +127,18 @@ def test_ranks_that_call_differently_are_refused_at_once(gloo_below: str) -> Non
         assert with_both, f"{name}: nobody shows {case.words}: {ends}"
 
 
-def _differ_in_environment(rank: int, size: int, variable: str, values: tuple[str, str]) -> Ended:
-    os.environ[variable] = values[rank == 1]
+ranks = StandingRanks(
+    RANKS, backend="gloo", environ={"ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_TRANSPORT": "sockets"}
+)
 
-    def start_and_call() -> None:
-        begin(rank, size, "differing", PATIENCE_S)
-        _reduces(10_000)
 
-    return ended(start_and_call)
+def _differ_in_environment(rank: int, size: int, variable: str, values: tuple[str, str]) -> str:
+    with (
+        mock.patch.dict(os.environ, {variable: values[rank == 1]}),
+        pytest.raises((InputError, ExecutionError)) as caught,
+    ):
+        _reduces(10_000, group=dist.new_group(backend="synth"))
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +155,8 @@ def _differ_in_environment(rank: int, size: int, variable: str, values: tuple[st
 def test_ranks_with_different_settings_are_refused_at_once(
     variable: str, values: tuple[str, str], words: tuple[str, ...]
 ) -> None:
-    results = launch(_differ_in_environment, variable, values, has_group=False)
-    for result in results:
-        check_failed(result)
-    assert any(all(word in result.message for word in words) for result in results), results
+    said = ranks(_differ_in_environment, variable, values)
+    assert any(all(word in it for word in words) for it in said), said
 
 
 def test_calls_in_words() -> None:

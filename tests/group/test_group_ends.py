@@ -135,7 +135,7 @@ def _dies_before_its_worker(rank: int, size: int) -> list[str]:
         before = _held()
         begin(rank, size, "group", PATIENCE_S)
         check_right(allreduce(rank, size, SMALL))
-        reception = dist.group.WORLD._communicator._network._reception  # type: ignore[union-attr]
+        reception = dist.group.WORLD._communicator.member.network._reception  # type: ignore[union-attr]
         worker = os.fork()
         if not worker:
             store.set("held", "\n".join(sorted(_held() - before)) or "nothing")

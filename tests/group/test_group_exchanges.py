@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from arborcast.backends import Options
 from arborcast.backends.errors import DisagreementError
 from arborcast.backends.schedules.exchange import PAIRWISE, PLANNED, Exchanges, pairwise
 from arborcast.backends.schedules.group_fabric import without_links
@@ -19,7 +20,7 @@ from arborcast.synth.simulation.pieces import ONE_HOST
 from arborcast.topologies import load
 from tests.support.group_cases import DTYPES, check_same, counted, values
 from tests.support.interpreter import Freedom, interpret
-from tests.support.ranks import run_ranks
+from tests.support.ranks import StandingRanks
 
 SIZE = 4
 SLOW = "ring:4,bandwidth=0.0001"
@@ -29,6 +30,14 @@ QUICK = {"TORCH_FR_BUFFER_SIZE": "500", "ARBORCAST_START": "at once", "NUMBA_DIS
 """All calls are kept, sizes are told by schedules that are there at once, and no rank compiles anything."""
 
 Matrix = list[list[int]]
+
+ranks = StandingRanks(SIZE, environ=QUICK)
+
+
+def new_group(**options: Any) -> Any:
+    """A group of all ranks, told more than they are."""
+    told: Any = Options(**options)
+    return dist.new_group(pg_options=told)
 
 
 def matrices(seed: int) -> dict[str, Matrix]:
@@ -73,24 +82,24 @@ def exchange(
     return output, torch.cat(wanted), work
 
 
-def check_forms(rank: int) -> None:
+def check_forms(rank: int, group: Any) -> None:
     for dtype in DTYPES.values():
-        output, wanted, _ = exchange(rank, matrices(1)["any"], dtype)
+        output, wanted, _ = exchange(rank, matrices(1)["any"], dtype, group=group)
         assert torch.equal(output, wanted), dtype
     for name, sizes in matrices(2).items():
-        output, wanted, _ = exchange(rank, sizes)
+        output, wanted, _ = exchange(rank, sizes, group=group)
         assert torch.equal(output, wanted), name
         given, expected = blocks(rank, sizes)
         outputs = [torch.zeros_like(tensor) for tensor in expected]
-        dist.all_to_all(outputs, given)
+        dist.all_to_all(outputs, given, group=group)
         assert all(map(torch.equal, outputs, expected)), name
-    flying = [exchange(rank, matrices(seed)["some"], async_op=True) for seed in range(8)]
+    flying = [exchange(rank, matrices(seed)["some"], group=group, async_op=True) for seed in range(8)]
     for output, wanted, work in reversed(flying):
         assert work.get_future().wait() is not None
         assert torch.equal(output, wanted)
     # Columns of what lies in memory otherwise; splits on one side alone.
     wide, target = values(rank, 8 * 6).view(6, 8).t(), torch.zeros(6, 8).t()
-    dist.all_to_all_single(target, wide, None, [2] * SIZE)
+    dist.all_to_all_single(target, wide, None, [2] * SIZE, group=group)
     for other in range(SIZE):
         assert torch.equal(target[2 * other :][:2], values(other, 48).view(6, 8).t()[2 * rank :][:2])
 
@@ -122,10 +131,10 @@ def check_beside_gloo(rank: int, group: Any, reference: Any) -> None:
         check_same(case.__name__, case, group, reference)
 
 
-def all_forms(rank: int, size: int) -> tuple[list[str], int, str]:
-    group: Any = dist.group.WORLD
+def all_forms(rank: int, size: int, fabric: str, gloo_below: int) -> tuple[list[str], int, str]:
+    group = new_group(topology=fabric, gloo_below=gloo_below)
     check_beside_gloo(rank, group, dist.new_group(backend="gloo"))
-    check_forms(rank)
+    check_forms(rank, group)
     served = {call["schedule"] for call in _calls(group) if call["collective"] == "alltoall"}
     return (
         sorted(served & {str(PAIRWISE), str(PLANNED)}),
@@ -135,56 +144,44 @@ def all_forms(rank: int, size: int) -> tuple[list[str], int, str]:
 
 
 def _calls(group: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = group._communicator._history.as_document()["calls"]
+    found: list[dict[str, Any]] = group._communicator.history.as_document()["calls"]
     return found
 
 
 @pytest.mark.parametrize(
     ("fabric", "gloo_below", "served"),
-    [("full:4", "0", ["pairwise"]), (SLOW, "0", [str(PAIRWISE), str(PLANNED)]), ("full:4", "1GiB", [])],
+    [("full:4", 0, ["pairwise"]), (SLOW, 0, [str(PAIRWISE), str(PLANNED)]), ("full:4", 1 << 30, [])],
 )
-def test_all_forms_and_types(fabric: str, gloo_below: str, served: list[str]) -> None:
-    environ = {**QUICK, "ARBORCAST_TOPOLOGY": fabric, "ARBORCAST_GLOO_BELOW": gloo_below}
-    for found, by_gloo, said in run_ranks(SIZE, all_forms, backend="synth", environ=environ):
+def test_all_forms_and_types(fabric: str, gloo_below: int, served: list[str]) -> None:
+    for found, by_gloo, said in ranks(all_forms, fabric, gloo_below):
         assert found == served
         assert ("pairwise" if served else "gloo, which serves below 1 GiB") in said
         assert bool(by_gloo) == (not served)
 
 
-def disagreeing(rank: int, size: int) -> list[str]:
+def disagreeing(rank: int, size: int) -> str:
     """Rank 1 sends rank 3 a row more than that expects; then all is well; then rank 2 has another type."""
-    said = []
+    group = new_group(topology="full:4")  # whose timeout is longer than that of the test: nobody waits for it
     sent, expected = [2] * size, [2] * size
     sent[3] += rank == 1
-    try:
-        dist.all_to_all_single(torch.empty(sum(expected)), torch.ones(sum(sent)), expected, sent)
-    except DisagreementError as error:
-        said.append(str(error))
-    output, wanted, _ = exchange(rank, matrices(5)["any"])
+    says = rf"^rank {rank}: alltoall \(float32\): rank 1 sends 12 bytes to rank 3, which expects 8$"
+    with pytest.raises(DisagreementError, match=says):
+        dist.all_to_all_single(torch.empty(sum(expected)), torch.ones(sum(sent)), expected, sent, group=group)
+    output, wanted, _ = exchange(rank, matrices(5)["any"], group=group)
     assert torch.equal(output, wanted)
-    # Nobody goes on before all have this result: the group would end a peer's exchange that still runs.
-    store = dist.distributed_c10d._get_default_store()
-    store.set(f"exchanged-{rank}", "")
-    store.wait([f"exchanged-{peer}" for peer in range(size)])
-    try:
-        exchange(rank, matrices(5)["any"], torch.int32 if rank == 2 else torch.float32)
-    except RuntimeError as error:
-        said.append(str(error))
-    return said
+    dist.barrier()  # the group would end a peer's exchange that still runs
+    with pytest.raises(RuntimeError, match="alltoall") as caught:
+        exchange(rank, matrices(5)["any"], torch.int32 if rank == 2 else torch.float32, group=group)
+    return str(caught.value)
 
 
 def test_ranks_that_know_all_sizes_disagree_and_may_go_on() -> None:
-    # Nobody waits: the group's timeout is longer than that of the test.
-    told = {**QUICK, "ARBORCAST_TOPOLOGY": "full:4"}
-    results = run_ranks(SIZE, disagreeing, backend="synth", environ=told, group_timeout_s=1000)
-    for rank, (sizes, types) in enumerate(results):
-        assert sizes == (f"rank {rank}: alltoall (float32): rank 1 sends 12 bytes to rank 3, which expects 8")
-        assert "alltoall" in types
-    assert any("float32" in types and "int32" in types for _, types in results)
+    assert any("float32" in said and "int32" in said for said in ranks(disagreeing))
 
 
-def disagreeing_in_pairs(rank: int, size: int, case: str) -> list[str]:
-    """What each of two calls raised: one to which rank 1 brings something else, and an allreduce."""
+def disagreeing_in_pairs(rank: int, size: int, case: str, words: str) -> None:
+    """Each of two calls may raise: one to which rank 1 brings something else, and an allreduce."""
+    group = dist.new_group()
     sent, expected = [2] * size, [2] * size
     match case:
         case "more":
@@ -197,14 +194,14 @@ def disagreeing_in_pairs(rank: int, size: int, case: str) -> list[str]:
     given, output = torch.ones(sum(sent), dtype=dtype), torch.empty(sum(expected), dtype=dtype)
     said = []
     for call in (
-        lambda: dist.all_to_all_single(output, given, expected, sent),
-        lambda: dist.all_reduce(torch.ones(3)),
+        lambda: dist.all_to_all_single(output, given, expected, sent, group=group),
+        lambda: dist.all_reduce(torch.ones(3), group=group),
     ):
         try:
             call()
         except RuntimeError as error:
             said.append(str(error))
-    return said
+    assert said and all(re.search(words, it) for it in said)
 
 
 @pytest.mark.parametrize(
@@ -217,24 +214,19 @@ def disagreeing_in_pairs(rank: int, size: int, case: str) -> list[str]:
     ],
 )
 def test_two_ranks_that_disagree_end_the_group_at_once(case: str, words: str) -> None:
-    for said in run_ranks(
-        SIZE, disagreeing_in_pairs, case, backend="synth", environ=QUICK, group_timeout_s=1000
-    ):
-        assert said and all(re.search(words, it) for it in said)
+    ranks(disagreeing_in_pairs, case, words)
 
 
-def avoiding(rank: int, size: int) -> tuple[bool, list[int]]:
+def avoiding(rank: int, size: int, fabric: str | None) -> tuple[bool, list[int]]:
     """Whether all came, and with whom this rank is connected, where 0 and 2 have no link."""
-    group: Any = dist.group.WORLD
-    output, wanted, _ = exchange(rank, matrices(5)["any"])
-    return torch.equal(output, wanted), sorted(group._communicator.transports())
+    group = new_group(topology=fabric, without=[(0, 2)])
+    output, wanted, _ = exchange(rank, matrices(5)["any"], group=group)
+    return torch.equal(output, wanted), sorted(group._communicator.member.network.channels)
 
 
-@pytest.mark.parametrize("fabric", ["full:4", ""])
-def test_no_block_goes_by_a_link_that_is_left_out(fabric: str) -> None:
-    environ = {**QUICK, "ARBORCAST_TOPOLOGY": fabric, "ARBORCAST_WITHOUT": "0-2"}
-    results = run_ranks(SIZE, avoiding, backend="synth", environ=environ)
-    assert results == [(True, [1, 3]), (True, [0, 2, 3]), (True, [1, 3]), (True, [0, 1, 2])]
+@pytest.mark.parametrize("fabric", ["full:4", None])
+def test_no_block_goes_by_a_link_that_is_left_out(fabric: str | None) -> None:
+    assert ranks(avoiding, fabric) == [(True, peers) for peers in ([1, 3], [0, 2, 3], [1, 3], [0, 1, 2])]
 
 
 def test_without_another_way_a_link_is_tried_again() -> None:

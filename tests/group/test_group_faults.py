@@ -43,7 +43,7 @@ from tests.support.ranks import Failure
 
 RANKS_IMPORT = ("torch._dynamo",)
 ONE_WAY = [WAYS[0], *(pytest.param(way, marks=pytest.mark.long) for way in WAYS[1:])]
-"""Both ways of transport are killed, stopped and timed out alone, too (tests/transport, tests/dataflow)."""
+"""What ends calls in another way of transport, other tests do."""
 
 
 def _killed_within(rank: int, size: int, victim: int, nbytes: int) -> Ended:
@@ -97,7 +97,7 @@ def _link_lost_within(rank: int, size: int) -> list[Ended]:
     check_right(allreduce(rank, size, count=5000))
     if rank == 0:
         group: Any = dist.group.WORLD
-        link = group._communicator._network.channels[1]._socket
+        link = group._communicator.member.network.channels[1]._socket
         strike_after(10 * MIB, lambda: link.shutdown(socket.SHUT_RDWR))
     return _until_one_fails(rank, size)
 
@@ -226,7 +226,7 @@ def _stopped(rank: int, size: int, victim: int) -> list[Ended]:
     return [result, allreduce(rank, size, LARGE // 16)]
 
 
-@pytest.mark.parametrize("transport", ONE_WAY)
+@pytest.mark.parametrize("transport", WAYS)
 def test_a_stopped_rank_is_named_when_the_deadline_passes(transport: str) -> None:
     victim = 2
     results = launch(_stopped, victim, transport=transport)

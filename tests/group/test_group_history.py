@@ -21,11 +21,12 @@ from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.viewer import scene_of_traces
 from tests.support.chrome_trace import events_of
-from tests.support.ranks import run_ranks
+from tests.support.ranks import StandingRanks, run_ranks
 from tests.support.waiting import until
 
 ABSENT = 1
 COUNT = 3 << 13
+ranks = StandingRanks(3, backend="gloo")
 
 
 def new_group(timeout_s: float = 60, **options: Any) -> Any:
@@ -35,7 +36,8 @@ def new_group(timeout_s: float = 60, **options: Any) -> Any:
     )
 
 
-def counted(rank: int, size: int) -> tuple[dict[str, Any], dict[str, Any], float]:
+@ranks.check
+def test_counters_are_what_was_called(rank: int, size: int) -> None:
     group, small = new_group(), new_group(gloo_below=1 << 20)
     begun = time.perf_counter()
     for count in (COUNT, COUNT, 3):
@@ -45,33 +47,21 @@ def counted(rank: int, size: int) -> tuple[dict[str, Any], dict[str, Any], float
     dist.barrier(group)
     dist.all_reduce(torch.ones(7), group=small)
     took = time.perf_counter() - begun
-    found: tuple[dict[str, Any], dict[str, Any]] = group.counters(), small.counters()
-    dist.barrier()
-    return *found, took
-
-
-def test_counters_are_what_was_called() -> None:
-    for counters, small, took in run_ranks(3, counted):
-        sums = counters["allreduce"]
-        assert {key: sums[key] for key in ("schedule", "gloo", "bytes")} == {
-            "schedule": 3,
-            "gloo": 0,
-            "bytes": 4 * (2 * COUNT + 3),
-        }
-        assert sums["handed over"] == 1
-        assert 0 < sums["seconds"] < took
-        # Three ranks with links of 1 GB/s to each other: 2/3 of the buffer leave each over two links, twice.
-        least_s = sums["bytes"] / 1.5e9
-        assert sums["share"] == pytest.approx(least_s / sums["seconds"])
-        assert (counters["broadcast"]["schedule"], counters["broadcast"]["bytes"]) == (1, 5)
-        assert small["allreduce"].keys() == {"schedule", "gloo", "bytes", "seconds"}
-        assert (small["allreduce"]["gloo"], small["allreduce"]["bytes"]) == (1, 28)
+    counters, sums, few = group.counters(), group.counters()["allreduce"], small.counters()["allreduce"]
+    nbytes = 4 * (2 * COUNT + 3)
+    assert sums.items() >= {"schedule": 3, "gloo": 0, "bytes": nbytes, "handed over": 1}.items()
+    assert 0 < sums["seconds"] < took
+    # Three ranks with links of 1 GB/s to each other: 2/3 of the buffer leave each over two links, twice.
+    assert sums["share"] == pytest.approx(nbytes / 1.5e9 / sums["seconds"])
+    assert (counters["broadcast"]["schedule"], counters["broadcast"]["bytes"]) == (1, 5)
+    assert few.keys() == {"schedule", "gloo", "bytes", "seconds"}
+    assert (few["gloo"], few["bytes"]) == (1, 28)
 
 
 def one_is_late(rank: int, size: int) -> str | None:
     patient, group = new_group(), new_group()
     dist.all_reduce(torch.ones(COUNT), group=patient)
-    group._communicator._engine.timeout_s = 1.0
+    group._communicator.member.engine.timeout_s = 1.0
     error = None
     path = Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}meanwhile-{rank}.json")
     if rank != ABSENT:
@@ -191,7 +181,7 @@ def traced(rank: int, size: int, folder: str) -> None:
 
 
 def test_a_trace_has_the_calls_of_its_block_and_all_their_bytes(tmp_path: Path) -> None:
-    run_ranks(3, traced, str(tmp_path))
+    ranks(traced, str(tmp_path))
     sent: dict[tuple[int, int], int] = {}
     received: dict[tuple[int, int], int] = {}
     for rank in range(3):
@@ -222,26 +212,31 @@ def test_a_trace_has_the_calls_of_its_block_and_all_their_bytes(tmp_path: Path) 
     assert {(link["src"], link["dst"]) for link in shown["links"]} == set(sent)
 
 
-def spoken(rank: int, size: int) -> list[str]:
-    lines: list[str] = []
-    dist.set_debug_level_from_env()  # torch itself reads it when it is imported
+def spoken(rank: int, size: int, *levels: str) -> list[list[str]]:
+    """What is logged at each level of torch's."""
+    said: list[list[str]] = []
 
     class Kept(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
+            said[-1].append(record.getMessage())
 
     logging.getLogger("arborcast").addHandler(Kept())
-    group = new_group()
-    dist.all_reduce(torch.ones(COUNT), group=group)
-    dist.barrier()
-    return lines
+    for level in levels:
+        os.environ["TORCH_DISTRIBUTED_DEBUG"] = level
+        dist.set_debug_level_from_env()
+        said.append([])
+        group = new_group()
+        dist.all_reduce(torch.ones(COUNT), group=group)
+        dist.barrier()
+    return said
 
 
-@pytest.mark.parametrize("level", ["OFF", "INFO", "DETAIL"])
-def test_torch_s_debug_level_says_which_schedule_serves(level: str) -> None:
-    results = run_ranks(3, spoken, environ={"TORCH_DISTRIBUTED_DEBUG": level})
-    tables = [line for line in results[0] if line.startswith("allreduce on full:3: trees (3 trees")]
-    assert len(tables) == (level != "OFF")
-    for rank, lines in enumerate(results):
-        calls = [line for line in lines if line.startswith(f"rank {rank}: allreduce 96 KiB in ")]
-        assert [" ms by trees (3 trees, height 1" in call for call in calls] == [True] * (level == "DETAIL")
+def test_torch_s_debug_level_says_which_schedule_serves() -> None:
+    for rank, said in enumerate(run_ranks(3, spoken, "OFF", "INFO", "DETAIL")):
+        tables, calls = (
+            [[line for line in lines if line.startswith(words)] for lines in said]
+            for words in ("allreduce on full:3: trees (3 trees", f"rank {rank}: allreduce 96 KiB in ")
+        )
+        assert [len(lines) for lines in tables] == [0, 1, 1] or rank
+        assert [len(lines) for lines in calls] == [0, 0, 1]
+        assert " ms by trees (3 trees, height 1" in calls[2][0]

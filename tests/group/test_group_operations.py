@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Sequence
@@ -25,25 +26,28 @@ from tests.support.group_cases import (
     outcome,
     values,
 )
-from tests.support.ranks import run_ranks
-
-FABRICS = {2: "full:2", 3: "ring:3", 4: "full:4"}
+from tests.support.ranks import StandingRanks, run_ranks
 
 
-def environ(size: int, path: str = "schedule") -> dict[str, str]:
+def environ(path: str = "schedule", fabric: str = "ring:3") -> dict[str, str]:
     """Every message runs a schedule, one that is quick to find; or gloo serves them as small ones.
 
     Grouped ones run a schedule by groups of messages, as tensors on GPUs do.
     """
     return {
         "ARBORCAST_P2P": "cpu" if path == "grouped" else "off",
-        "ARBORCAST_TOPOLOGY": FABRICS[size],
+        "ARBORCAST_TOPOLOGY": fabric,
         "ARBORCAST_GLOO_BELOW": "1GiB" if path == "gloo" else "0",
         "ARBORCAST_METHOD": "trees",
         "ARBORCAST_DEADLINE": "100",
     }
 
 
+RANKS = {path: StandingRanks(3, environ=environ(path)) for path in ("schedule", "gloo", "grouped")}
+ranks = RANKS["schedule"]
+
+
+@functools.cache
 def groups() -> tuple[Any, Any]:
     """The tested group, and gloo beside it."""
     return dist.group.WORLD, dist.new_group(backend="gloo")
@@ -92,6 +96,8 @@ def reducing(kind: str, op: str, dtype: Any, count: int, salt: int) -> Case:
 
 
 REDUCING = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+OF_ONE_TENSOR = ("all_reduce", "reduce", "reduce_scatter_tensor")
+"""What those of lists become before anybody serves them."""
 
 
 AS_REAL = {"SUM", "AVG", "PREMUL_SUM"}
@@ -103,10 +109,10 @@ def is_served(kind: str, op: str, dtype: Any) -> bool:
     return as_real or operator_of(OPS[op], dtype) is not None
 
 
-def every_reduction(rank: int, size: int, path: str) -> int:
+def every_reduction(rank: int, size: int, path: str, kinds: Sequence[str]) -> int:
     tested, reference = groups()
     ran, path = 0, "gloo" if path == "gloo" else "schedule"
-    for salt, (op, kind) in enumerate((op, kind) for op in OPS for kind in REDUCING):
+    for salt, (op, kind) in enumerate((op, kind) for op in OPS for kind in kinds):
         for name, dtype in DTYPES.items():
             what = f"{kind} {op} {name}"
             case = reducing(kind, op, dtype, 257, salt)
@@ -130,29 +136,24 @@ def every_reduction(rank: int, size: int, path: str) -> int:
     return ran
 
 
-# What adds sees neither how many ranks there are nor how the tensor came.
-PATHS = [(3, "schedule"), (3, "gloo"), (3, "grouped"), pytest.param(4, "schedule", marks=pytest.mark.long)]
+@pytest.mark.parametrize("path", RANKS)
+def test_every_reduction_and_type(path: str) -> None:
+    kinds = REDUCING if path == "schedule" else OF_ONE_TENSOR
+    ran = RANKS[path](every_reduction, path, kinds)
+    assert ran == [sum(is_served(*case) for case in itertools.product(kinds, OPS, DTYPES.values()))] * 3
+    # Of the table in test_torch_reduction.py, and complex ones.
+    assert ran[0] == len(kinds) * 63 + 3 * sum(kind.startswith("all_reduce") for kind in kinds)
 
 
-@pytest.mark.parametrize(("size", "path"), PATHS)
-def test_every_reduction_and_type(size: int, path: str) -> None:
-    ran = run_ranks(size, every_reduction, path, backend="synth", environ=environ(size, path))
-    assert ran == [sum(is_served(*case) for case in itertools.product(REDUCING, OPS, DTYPES.values()))] * size
-    assert ran[0] == 5 * 63 + 2 * 3  # of the table in test_torch_reduction.py, and complex ones
-
-
-def what_gloo_refuses(rank: int, size: int) -> list[tuple[str, str]]:
-    group = dist.group.WORLD
-    return [
+@ranks.check
+def test_table_of_refusals_is_gloos(rank: int, size: int) -> None:
+    _, reference = groups()
+    refused = {
         (op, name)
         for op in OPS
         for name, dtype in DTYPES.items()
-        if outcome(reducing("all_reduce", op, dtype, 5, 0), group).error is not None
-    ]
-
-
-def test_table_of_refusals_is_gloos() -> None:
-    refused = set(run_ranks(2, what_gloo_refuses)[0])
+        if outcome(reducing("all_reduce", op, dtype, 5, 0), reference).error is not None
+    }
     assert refused - REFUSED == {(op, name) for op, name in refused if op == "PREMUL_SUM" and "float" in name}
     assert refused >= REFUSED
 
@@ -220,13 +221,8 @@ def every_size(rank: int, size: int) -> None:
     ],
 )
 def test_sizes(fabric: str, transport: str, method: str, path: str) -> None:
-    told = {
-        "ARBORCAST_TOPOLOGY": fabric,
-        "ARBORCAST_TRANSPORT": transport,
-        "ARBORCAST_METHOD": method,
-    }
-    size = topologies.load(fabric).ranks
-    run_ranks(size, every_size, backend="synth", environ=environ(size, path) | told)
+    told = environ(path, fabric) | {"ARBORCAST_TRANSPORT": transport, "ARBORCAST_METHOD": method}
+    run_ranks(topologies.load(fabric).ranks, every_size, backend="synth", environ=told)
 
 
 def check_moved(kind: str, dtype: Any, count: int, root: int, tested: Any, reference: Any) -> None:
@@ -260,9 +256,9 @@ def every_root(rank: int, size: int, path: str) -> None:
         assert counted(tested, path) == before + 2, "and so does an allgather"
 
 
-@pytest.mark.parametrize(("size", "path"), PATHS)
-def test_every_root_and_type(size: int, path: str) -> None:
-    run_ranks(size, every_root, path, backend="synth", environ=environ(size, path))
+@pytest.mark.parametrize("path", RANKS)
+def test_every_root_and_type(path: str) -> None:
+    RANKS[path](every_root, path)
 
 
 def with_a_root(rank: int, size: int) -> None:
@@ -279,9 +275,8 @@ def with_a_root(rank: int, size: int) -> None:
 
 @pytest.mark.parametrize(("fabric", "path"), [("full:4", "schedule"), ("ring:3", "grouped")])
 def test_blocks_of_a_root_by_schedules(fabric: str, path: str) -> None:
-    size = topologies.load(fabric).ranks
-    told = {"ARBORCAST_TOPOLOGY": fabric, "ARBORCAST_METHOD": "auto", "ARBORCAST_START": "at once"}
-    run_ranks(size, with_a_root, backend="synth", environ=environ(size, path) | told)
+    told = environ(path, fabric) | {"ARBORCAST_METHOD": "auto", "ARBORCAST_START": "at once"}
+    run_ranks(topologies.load(fabric).ranks, with_a_root, backend="synth", environ=told)
 
 
 # Tensors ------------------------------------------------------------------------------------------
@@ -307,7 +302,9 @@ def shapes_of(rank: int) -> dict[str, tuple[Tensor, Tensor]]:
     }
 
 
-def every_shape(rank: int, size: int) -> None:
+@ranks.check
+def test_tensors_of_every_shape(rank: int, size: int) -> None:
+    """By definition: gloo leaves a part of tensors that are not dense as they were."""
     for name in shapes_of(0):
         given = [shapes_of(other)[name][0].detach() for other in range(size)]
         total = torch.stack(given).sum(0)
@@ -335,12 +332,8 @@ def every_shape(rank: int, size: int) -> None:
         assert torch.equal(tensor.detach(), sum(shapes_of(other)[name][0].detach() for other in range(size)))
 
 
-def test_tensors_of_every_shape() -> None:
-    """By definition: gloo leaves a part of tensors that are not dense as they were."""
-    run_ranks(3, every_shape, backend="synth", environ=environ(3))
-
-
-def blocks_of_every_shape(rank: int, size: int) -> None:
+@ranks.check
+def test_blocks_of_every_shape(rank: int, size: int) -> None:
     wide = [values(other, 12 * size, salt=3).view(size, 12) for other in range(size)]
     expected = sum(wide)[rank]
 
@@ -374,15 +367,11 @@ def blocks_of_every_shape(rank: int, size: int) -> None:
     assert torch.equal(output, everything.view(-1)), "input with a gradient"
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_blocks_of_every_shape(size: int) -> None:
-    run_ranks(size, blocks_of_every_shape, backend="synth", environ=environ(size))
-
-
 # Functional forms, as compilers call them ---------------------------------------------------------
 
 
-def functional_forms(rank: int, size: int) -> None:
+@ranks.check
+def test_functional_forms(rank: int, size: int) -> None:
     from torch.distributed import _functional_collectives as functional
 
     tested, reference = groups()
@@ -405,10 +394,6 @@ def functional_forms(rank: int, size: int) -> None:
 
             assert check_same(f"{count} {dtype}", case, tested, reference).error is None
     assert counted(tested) > 0
-
-
-def test_functional_forms() -> None:
-    run_ranks(3, functional_forms, backend="synth", environ=environ(3))
 
 
 # What gloo keeps ----------------------------------------------------------------------------------
@@ -453,16 +438,13 @@ def handed_to_gloo() -> dict[str, Case]:
     return {case.__name__: case for case in (*known, objects, barrier)}
 
 
-def others(rank: int, size: int) -> None:
+@ranks.check
+def test_what_gloo_keeps(rank: int, size: int) -> None:
     tested, reference = groups()
     for name, case in handed_to_gloo().items():
         before = counted(tested)
         assert check_same(name, case, tested, reference).error is None, name
         assert name == "objects" or counted(tested) == before, f"{name} is gloo's"
-
-
-def test_what_gloo_keeps() -> None:
-    run_ranks(3, others, backend="synth", environ=environ(3))
 
 
 # Mistakes -----------------------------------------------------------------------------------------
@@ -521,7 +503,8 @@ def mistakes() -> dict[str, Case]:
     }
 
 
-def made(rank: int, size: int) -> None:
+@ranks.check
+def test_mistakes_are_refused_and_forgiven(rank: int, size: int) -> None:
     # Both made anew: torch refuses some mistakes differently on the default group.
     tested, reference = dist.new_group(backend="synth"), dist.new_group(backend="gloo")
     for name, case in mistakes().items():
@@ -529,11 +512,8 @@ def made(rank: int, size: int) -> None:
         check_same(f"after {name}", reducing("all_reduce", "SUM", torch.float32, 9, 1), tested, reference)
 
 
-def test_mistakes_are_refused_and_forgiven() -> None:
-    run_ranks(3, made, backend="synth", environ=environ(3))
-
-
-def beyond_gloo(rank: int, size: int) -> None:
+@ranks.check
+def test_calls_that_gloo_does_not_survive(rank: int, size: int) -> None:
     """Calls on which gloo fails or crashes and NCCL does not: right, or refused."""
     tested = dist.group.WORLD
     everything = torch.stack([values(other, 6) for other in range(size)])
@@ -561,7 +541,3 @@ def beyond_gloo(rank: int, size: int) -> None:
         else:
             assert issubclass(got.error, RuntimeError | ValueError), case.__name__
     dist.all_reduce(torch.ones(3))
-
-
-def test_calls_that_gloo_does_not_survive() -> None:
-    run_ranks(3, beyond_gloo, backend="synth", environ=environ(3))

@@ -14,6 +14,7 @@ from arborcast.backends import Options
 from arborcast.backends import options as module
 from arborcast.synth.errors import InputError
 from arborcast.topologies import load
+from tests.support.refusals import refusals
 
 
 def test_every_variable_is_read() -> None:
@@ -61,33 +62,7 @@ def test_code_wins_field_by_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "message"),
-    [
-        ("RANKS", "1,x", r"ARBORCAST_RANKS='1,x': must be ranks such as 1,4,5,6 or 0-3,8, got 'x'"),
-        ("RANKS", "1,,2", "must be ranks such as .*, got ''"),
-        ("RANKS", "3-1", "the last must not be below the first, got '3-1'"),
-        ("RANKS", "0-999999999", "at most 65536 ranks, got '0-999999999'"),
-        ("RANKS", "-1", "must be ranks such as"),
-        ("RANKS", "4,2,4", "ARBORCAST_RANKS='4,2,4': must name each rank once, names 4 twice"),
-        ("DEADLINE", "soon", "ARBORCAST_DEADLINE='soon': must be a number of seconds"),
-        ("DEADLINE", "0", "must be a positive number of seconds"),
-        ("DEADLINE", "nan", "must be a positive number of seconds"),
-        ("DEADLINE", "inf", "must be a positive number of seconds"),
-        ("LOST_AFTER", "0.5", "ARBORCAST_LOST_AFTER='0.5': must be 0 .never. or 1 to 86400 seconds"),
-        ("LOST_AFTER", "nan", "must be 0 .never. or 1 to 86400 seconds"),
-        ("GLOO_BELOW", "64 apples", "ARBORCAST_GLOO_BELOW='64 apples': must be 0 or a size such as"),
-        ("GLOO_BELOW", "-1", "must be 0 or a size"),
-        (
-            "TRANSPORT",
-            "pigeons",
-            "ARBORCAST_TRANSPORT='pigeons': must be one of auto, sockets, shared memory",
-        ),
-        ("METHOD", "best", "ARBORCAST_METHOD='best': must be one of auto, trees, mwu, routes, ring"),
-        ("METHOD", "sat", "ARBORCAST_METHOD='sat': needs chunks, steps and rounds"),
-        ("WITHOUT", "0-3,2", "ARBORCAST_WITHOUT='0-3,2': must be pairs of ranks of the fabric such as 0-3"),
-        ("WITHOUT", "3-3", "must join two different ranks"),
-        ("P2P", "gpu", "ARBORCAST_P2P='gpu': must be one of off, cuda, cpu"),
-    ],
+    ("variable", "value", "message"), refusals(__file__, "test_a_variable_that_breaks_a_rule")
 )
 def test_a_variable_that_breaks_a_rule(variable: str, value: str, message: str) -> None:
     for read in (Options.from_environment, Options().merged):
@@ -96,27 +71,7 @@ def test_a_variable_that_breaks_a_rule(variable: str, value: str, message: str) 
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("ranks", [], "ranks: must be ranks of the fabric, from 0 on, got"),
-        ("ranks", [0, -1], r"ranks: must be ranks of the fabric, from 0 on, got \[0, -1\]"),
-        ("ranks", [1, 1], "ranks: must name each rank once, names 1 twice"),
-        ("groups", ["one", "two"], r"groups: must be a folder, or .* list of them, got \['one', 'two'\]"),
-        ("groups", 3, "groups: must be a folder, or GroupSchedules, one or a list of them, got 3"),
-        ("deadline_s", -1.0, "deadline_s: must be a positive number of seconds, got -1.0"),
-        ("gloo_below", -1, "gloo_below: must be at least 0 bytes, got -1"),
-        ("piece_bytes", 0, "piece_bytes: must be at least 1 byte, got 0"),
-        ("prepare", ("allreduce", "party"), "prepare: must be some of broadcast, .*got .*party"),
-        ("prepare", "allreduce", "prepare: must be some of broadcast"),
-        ("address", " ", "address: must not be empty"),
-        ("bits", "some", "bits: must be one of alike, any, got 'some'"),
-        ("p2p", "cuda:1", "p2p: must be one of off, cuda, cpu, got 'cuda:1'"),
-        ("without", ((0, 0),), "without: must join two different ranks"),
-        ("without", ((0, -2),), "without: must be pairs of ranks of the fabric"),
-        ("spares", (3,), "spares: must be files of spare schedules, or BackupSchedules, got"),
-    ],
-)
+@pytest.mark.parametrize(("field", "value", "message"), refusals(__file__, "test_a_field_that_breaks_a_rule"))
 def test_a_field_that_breaks_a_rule(field: str, value: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Options(**{field: value})  # type: ignore[arg-type]

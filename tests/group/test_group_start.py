@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from arborcast.backends.group.communicator import SERVED
 from arborcast.backends.schedules import held, synthesis
 from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.schedules.simple import SIMPLE, simple_table
+from arborcast.backends.transport.network import Network
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import TimedOutError
@@ -28,10 +30,17 @@ from arborcast.synth.kernels.compiled import kernel_folder
 from arborcast.synth.schedule import Method
 from arborcast.synth.selection import Choice
 from arborcast.synth.verification.verifier import verify
-from tests.support.ranks import Failure, run_ranks
+from tests.support.ranks import Failure, StandingRanks, run_ranks
 from tests.support.waiting import until
 
 RANKS = 3
+ranks = StandingRanks(RANKS, backend="gloo", environ={"ARBORCAST_START": "at once"})
+
+
+def new_group(**options: Any) -> Any:
+    """A group for which nothing is in a cache unless options say so."""
+    told: Any = Options(**{"topology": "ring:3", "cache": False, **options})
+    return dist.new_group(backend="synth", pg_options=told)
 
 
 @pytest.mark.parametrize(
@@ -77,46 +86,36 @@ def another(fabric: Any, kind: Kind, root: int = 0) -> ScheduleTable:
     return ScheduleTable.of([Choice(0, replace(simple.entries[0].schedule, method=Method("another")))])
 
 
-def calls(rank: int, size: int, count: int) -> list[str]:
+def calls(group: Any, count: int) -> list[str]:
     """How many calls, each checked, and what serves after each."""
-    group: Any = dist.group.WORLD
     served = []
+    rank, size = group.rank(), group.size()
     for call in range(count):
         tensor = torch.full((1000,), float(rank + call))
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=group)
         assert torch.equal(tensor, torch.full((1000,), float(sum(range(size)) + size * call)))
         served.append(group.explain(4000).removeprefix("allreduce of 4000 B: "))
     return served
 
 
-def changing(rank: int, size: int, fails: bool) -> tuple[list[str], list[str], list[str]]:
-    told = Path(f"{os.environ['TEST_STORE']}-told")
-    held.synthesize_table = found_when_told(told, fails)  # type: ignore[attr-defined]
-    store = dist.FileStore(os.environ["TEST_STORE"], size)
-    dist.init_process_group("synth", store=store, rank=rank, world_size=size)
-    before = calls(rank, size, 20)
-    if rank == 0:
-        told.touch()
-    dist.barrier()
-    if rank == 0:
-        until(lambda: all(it.found.done() for it in _changes().values()))
-    between = calls(rank, size, 30)
-    group: Any = dist.group.WORLD
-    group.prepare("broadcast")
-    after = [group.explain(4000, "broadcast")]
-    dist.barrier()
-    return before, between, after
-
-
-def _changes() -> Any:
-    group: Any = dist.group.WORLD
-    return group._communicator._schedules._changes
+def changing(rank: int, size: int, folder: Path, fails: bool) -> tuple[list[str], list[str], list[str]]:
+    with mock.patch.object(held, "synthesize_table", found_when_told(folder / "told", fails)):
+        group = new_group()
+        before = calls(group, 20)
+        if rank == 0:
+            (folder / "told").touch()
+        dist.barrier(group)
+        if rank == 0:
+            changes = group._communicator._schedules._changes
+            until(lambda: all(it.found.done() for it in changes.values()))
+        between = calls(group, 30)
+        group.prepare("broadcast")
+        return before, between, [group.explain(4000, "broadcast")]
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_all_ranks_change_at_one_call_and_every_sum_is_right(tmp_path: Path, fails: bool) -> None:
-    environ = {"ARBORCAST_START": "at once", "ARBORCAST_CACHE": str(tmp_path), "ARBORCAST_TOPOLOGY": "ring:3"}
-    results = run_ranks(RANKS, changing, fails, backend=None, environ=environ)
+    results = ranks(changing, tmp_path, fails)
     assert results[1:] == results[:-1], "ranks changed at different calls"
     before, between, after = results[0]
     assert all(SIMPLE in line and "until others are found" in line for line in before)
@@ -127,42 +126,36 @@ def test_all_ranks_change_at_one_call_and_every_sum_is_right(tmp_path: Path, fai
     assert changed == sorted(changed, reverse=True) and len(changed) - sum(changed) >= 30 - held.ASK_EVERY
 
 
-def explained_meanwhile(rank: int, size: int) -> str:
+def explained_meanwhile(rank: int, size: int, told: Path) -> str:
     """What `explain` says of a collective while another's first schedule is on its way to the table."""
-    from arborcast.backends.transport.network import Network
-
-    held.synthesize_table = found_when_told(Path(os.environ["TEST_STORE"]), False)  # type: ignore[attr-defined]
-    store = dist.FileStore(os.environ["TEST_STORE"], size)
-    dist.init_process_group("synth", store=store, rank=rank, world_size=size)
-    group: Any = dist.group.WORLD
-    group.prepare("allreduce")
     said, connect = [], Network.connect
 
     def connecting(network: Network, peers: Any) -> None:
         said.append(group.explain(4000))
         connect(network, peers)
 
-    Network.connect = connecting  # type: ignore[method-assign]
-    dist.broadcast(torch.ones(10), 1)
+    with mock.patch.object(held, "synthesize_table", found_when_told(told, False)):
+        group = new_group()
+        group.prepare("allreduce")
+        with mock.patch.object(Network, "connect", connecting):
+            dist.broadcast(torch.ones(10), 1, group=group)
     return said[0]
 
 
 def test_explain_does_not_wait_for_other_schedules(tmp_path: Path) -> None:
-    environ = {"ARBORCAST_START": "at once", "ARBORCAST_CACHE": str(tmp_path), "ARBORCAST_TOPOLOGY": "ring:3"}
-    for line in run_ranks(RANKS, explained_meanwhile, backend=None, environ=environ):
+    for line in ranks(explained_meanwhile, tmp_path):
         assert line.startswith("allreduce of 4000 B: another (") and "until" not in line
 
 
 def changing_by_synthesis(rank: int, size: int) -> list[str]:
     """What serves after each call, from the first to some after the change."""
-    store = dist.FileStore(os.environ["TEST_STORE"], size)
-    dist.init_process_group("synth", store=store, rank=rank, world_size=size)
-    served = calls(rank, size, 1)
+    group = new_group(cache=True)
+    served = calls(group, 1)
     while "until others are found" in served[-1]:
         time.sleep(0.01)  # rank 0's child computes
-        served += calls(rank, size, 1)
-    served += calls(rank, size, 20)
-    dist.barrier()
+        served += calls(group, 1)
+    served += calls(group, 20)
+    dist.barrier(group)
     return served
 
 
@@ -172,10 +165,9 @@ def test_a_table_that_is_really_synthesized_takes_over_at_one_call(tmp_path: Pat
         "ARBORCAST_START": "at once",
         "ARBORCAST_CACHE": str(tmp_path),
         "NUMBA_CACHE_DIR": str(kernel_folder() or tmp_path),  # only tables are missing
-        "ARBORCAST_TOPOLOGY": "ring:3",
     }
     for starts_cold in (True, False):
-        first, *others = run_ranks(RANKS, changing_by_synthesis, backend=None, environ=environ)
+        first, *others = run_ranks(RANKS, changing_by_synthesis, environ=environ)
         assert others == [first] * (RANKS - 1), "ranks changed at different calls"
         by_simple = [SIMPLE in line for line in first]
         assert by_simple == sorted(by_simple, reverse=True) and by_simple[0] is starts_cold
@@ -183,38 +175,31 @@ def test_a_table_that_is_really_synthesized_takes_over_at_one_call(tmp_path: Pat
 
 
 def dying(rank: int, size: int) -> str:
-    held.synthesize_table = found_when_told(Path("never"), fails=False)  # type: ignore[attr-defined]
-    store = dist.FileStore(os.environ["TEST_STORE"], size)
-    dist.init_process_group("synth", store=store, rank=rank, world_size=size)
-    calls(rank, size, 5)
-    if rank == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        calls(rank, size, 1000)
-    except RuntimeError as error:
-        return str(error)
+    with mock.patch.object(held, "synthesize_table", found_when_told(Path("never"), fails=False)):
+        group = new_group()
+        calls(group, 5)
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            calls(group, 1000)
+        except RuntimeError as error:
+            return str(error)
     return "nothing"
 
 
-def test_a_death_while_schedules_are_looked_for_is_noticed(tmp_path: Path) -> None:
-    environ = {"ARBORCAST_START": "at once", "ARBORCAST_CACHE": str(tmp_path)}
-    *alive, dead = run_ranks(RANKS, dying, backend=None, environ=environ, may_fail=True)
+def test_a_death_while_schedules_are_looked_for_is_noticed() -> None:
+    *alive, dead = run_ranks(RANKS, dying, environ={"ARBORCAST_START": "at once"}, may_fail=True)
     assert isinstance(dead, Failure)
     assert all("rank 2" in said for said in alive)
 
 
-def with_what_is_kept(rank: int, size: int) -> tuple[str, list[Path]]:
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("a child process was started")
-
-    synthesis.Worker = refuse  # type: ignore[attr-defined, assignment, misc]
-    folder = Path(os.environ["ARBORCAST_CACHE"])
-    store = dist.FileStore(os.environ["TEST_STORE"], size)
-    options: Any = Options(prepare=("allreduce",))
-    dist.init_process_group("synth", store=store, rank=rank, world_size=size, pg_options=options)
-    served = calls(rank, size, 1)
-    dist.barrier()
-    return served[0], sorted(folder.rglob("*"))
+def with_what_is_kept(rank: int, size: int, folder: Path) -> str:
+    refused = AssertionError("a child process was started")
+    with (
+        mock.patch.object(synthesis, "Worker", side_effect=refused),
+        mock.patch.dict(os.environ, ARBORCAST_CACHE=str(folder)),
+    ):
+        return calls(new_group(cache=True, prepare=("allreduce",)), 1)[0]
 
 
 def test_what_is_kept_serves_the_first_call_and_nothing_is_written(
@@ -228,29 +213,32 @@ def test_what_is_kept_serves_the_first_call_and_nothing_is_written(
     key = synthesis._key(folder, fabric, collective, Options())
     folder.put_json(key, table.to_bytes().decode())
     before = sorted(tmp_path.rglob("*"))
-    environ = {"ARBORCAST_START": "at once", "ARBORCAST_CACHE": str(tmp_path), "ARBORCAST_TOPOLOGY": "ring:3"}
-    for served, files in run_ranks(RANKS, with_what_is_kept, backend=None, environ=environ):
-        assert served.startswith("another ")
-        assert files == before
+    assert all(served.startswith("another ") for served in ranks(with_what_is_kept, tmp_path))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+HIDDEN_AND_BROKEN = """
+import sys
+sys.modules["arborcast"] = None
+import torch
+print("synth" in torch.distributed.Backend.backend_list)
+del sys.modules["arborcast"]  # and now the one of this folder
+torch._import_device_backends()
+print("synth" in torch.distributed.Backend.backend_list)
+"""
 
 
 def test_torch_is_imported_where_the_package_is_hidden_or_broken(tmp_path: Path) -> None:
     """It fails with whatever the backends that it looks for raise."""
-    for name, text in (
-        ("arborcast.py", ""),
-        ("sitecustomize.py", "import sys; sys.modules['arborcast'] = None"),
-    ):
-        folder = tmp_path / name.removesuffix(".py")
-        folder.mkdir()
-        (folder / name).write_text(text)
-        ended = subprocess.run(
-            [sys.executable, "-c", "import torch; print('synth' in torch.distributed.Backend.backend_list)"],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(folder)},
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=True,
-        )
-        assert ended.stdout == "False\n"
-        assert 'UserWarning: arborcast gives torch no process group "synth"' in ended.stderr
+    (tmp_path / "arborcast.py").write_text("")
+    ended = subprocess.run(
+        [sys.executable, "-c", HIDDEN_AND_BROKEN],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONWARNINGS": "always"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert ended.stdout == "False\nFalse\n"
+    assert ended.stderr.count('UserWarning: arborcast gives torch no process group "synth"') == 2

@@ -26,7 +26,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.faults.backup_documents import write_spares
 from arborcast.synth.faults.backup_schedules import Failure, make_spares, single_failures
 from tests.support.group_cases import OPS, check_same, counted, values
-from tests.support.ranks import GROUP_TIMEOUT_S, run_ranks, store_path
+from tests.support.ranks import GROUP_TIMEOUT_S, StandingRanks, run_ranks, store_path
 
 EVERYTHING = {"ARBORCAST_GLOO_BELOW": "0", "ARBORCAST_METHOD": "trees", "ARBORCAST_DEADLINE": "100"}
 """Schedules serve all sizes; they are quick to find."""
@@ -36,8 +36,11 @@ def on(fabric: str, **more: str) -> dict[str, str]:
     return EVERYTHING | {"ARBORCAST_TOPOLOGY": fabric} | more
 
 
+ranks = StandingRanks(4, environ=on("full:4"))
+
+
 def links_of(group: Any) -> set[tuple[Any, Any]]:
-    return {(link.src, link.dst) for link in group._communicator.fabric.topology.links}
+    return {(link.src, link.dst) for link in group._communicator.member.fabric.topology.links}
 
 
 def used_links(group: Any) -> set[tuple[Any, Any]]:
@@ -80,7 +83,8 @@ def check_collectives(group: Any, members: list[int], salt: int) -> None:
     assert torch.equal(block, members_sum(members, 20 * size, salt)[20 * place :][:20])
 
 
-def all_orders(rank: int, size: int) -> None:
+@ranks.check
+def test_groups_in_all_orders(rank: int, size: int) -> None:
     """torch sorts the ranks of a group."""
     orders = [[2, 0, 3], [3, 1], [0, 1, 2, 3], [1, 2], [3, 2, 1], [2, 3, 0, 1]]
     for salt, order in enumerate(orders):
@@ -95,7 +99,8 @@ def all_orders(rank: int, size: int) -> None:
     check_collectives(dist.group.WORLD, [0, 1, 2, 3], 9)
 
 
-def alone(rank: int, size: int) -> None:
+@ranks.check
+def test_a_group_of_one_rank(rank: int, size: int) -> None:
     group = dist.new_group([rank], use_local_synchronization=True)
     check_collectives(group, [rank], 0)
     for op in ("AVG", "MAX", "PRODUCT"):
@@ -110,10 +115,6 @@ def alone(rank: int, size: int) -> None:
     assert counted(group) == 0
 
 
-def test_a_group_of_one_rank() -> None:
-    run_ranks(2, alone, backend="synth", environ=on("full:2"))
-
-
 def whole_world_of_one(rank: int, size: int) -> None:
     check_collectives(dist.group.WORLD, [0], 0)
 
@@ -123,8 +124,9 @@ def test_a_job_of_one_rank(environ: dict[str, str]) -> None:
     run_ranks(1, whole_world_of_one, backend="synth", environ=environ)
 
 
-def disjoint(rank: int, size: int) -> None:
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+@ranks.check
+def test_groups_at_once(rank: int, size: int) -> None:
+    whole, *pairs = [dist.new_group(some) for some in (None, [0, 1], [2, 3])]
     mine, members = pairs[rank // 2], [rank // 2 * 2, rank // 2 * 2 + 1]
     errors: list[BaseException] = []
 
@@ -137,7 +139,7 @@ def disjoint(rank: int, size: int) -> None:
 
     threads = [
         threading.Thread(target=within, args=(mine, members, 100 * members[0])),
-        threading.Thread(target=within, args=(dist.group.WORLD, [0, 1, 2, 3], 500)),
+        threading.Thread(target=within, args=(whole, [0, 1, 2, 3], 500)),
     ]
     for thread in threads:
         thread.start()
@@ -145,11 +147,11 @@ def disjoint(rank: int, size: int) -> None:
         thread.join()
     if errors:
         raise errors[0]
-    assert counted(mine) == 20 * 4
-    assert counted(dist.group.WORLD) == 20 * 4
+    assert counted(mine) == counted(whole) == 20 * 4
 
 
-def many_of_torchs(rank: int, size: int) -> None:
+@ranks.check
+def test_groups_as_torch_makes_them(rank: int, size: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
@@ -172,28 +174,18 @@ def many_of_torchs(rank: int, size: int) -> None:
     check_collectives(dist.group.WORLD, [0, 1, 2, 3], 9)
 
 
-def of_four(rank: int, size: int) -> None:
-    for body in (disjoint, all_orders, many_of_torchs):  # the first counts what the world does
-        body(rank, size)
-
-
-def test_groups_at_once_in_all_orders_and_as_torch_makes_them() -> None:
-    """On ranks that start once."""
-    run_ranks(4, of_four, backend="synth", environ=on("full:4"))
-
-
 # Which fragment -----------------------------------------------------------------------------------
 
 
 def allocated(rank: int, size: int) -> list[str]:
     given = [1, 4, 5, 6]
     whole, box = dist.group.WORLD, topologies.load("dgx1")
-    assert whole._communicator.fabric.topology.links == box.subset(given).links
+    assert whole._communicator.member.fabric.topology.links == box.subset(given).links
     check_collectives(whole, [0, 1, 2, 3], 0)
     some = dist.new_group([3, 1, 2])
     said = [whole.fabric]
     if rank in {1, 2, 3}:
-        assert some._communicator.fabric.topology.links == box.subset([4, 5, 6]).links
+        assert some._communicator.member.fabric.topology.links == box.subset([4, 5, 6]).links
         check_collectives(some, [1, 2, 3], 1)
         said.append(some.fabric)
     for group in (whole, some):
@@ -211,18 +203,15 @@ def test_ranks_that_a_scheduler_handed_out() -> None:
     assert "dgx1[4,5,6]: 3 ranks" in said[1][1]
 
 
-def own_options(rank: int, size: int) -> None:
-    line = topologies.load("mesh:1x3")
-    group = dist.new_group(pg_options=Options(topology=line, ranks=[2, 0, 1]))
-    # Rank 0 of the group is the end 2 of the line, whose middle is rank 2 of the group.
-    assert links_of(group) == {(0, 2), (2, 0), (1, 2), (2, 1)}
-    check_collectives(group, [0, 1, 2], 0)
+@ranks.check
+def test_options_of_one_group(rank: int, size: int) -> None:
+    options: Any = Options(topology=topologies.load("mesh:1x4"), ranks=[2, 0, 1, 3])
+    group: Any = dist.new_group(pg_options=options)
+    # Of the line, ranks 1 and 3 of the group are the ends, and 2 and 0 stand between them.
+    assert links_of(group) == {hop for pair in ((1, 2), (2, 0), (0, 3)) for hop in (pair, pair[::-1])}
+    check_collectives(group, [0, 1, 2, 3], 0)
     assert used_links(group) <= links_of(group)
     assert "given in code" in group.fabric
-
-
-def test_options_of_one_group() -> None:
-    run_ranks(3, own_options, backend="synth", environ=EVERYTHING)
 
 
 # What is said -------------------------------------------------------------------------------------
@@ -371,18 +360,19 @@ def test_schedules_found_beforehand() -> None:
 # Links that are left out --------------------------------------------------------------------------
 
 
-def avoiding(rank: int, size: int) -> list[str]:
-    group = dist.group.WORLD
+@ranks.check
+def test_avoided_links(rank: int, size: int) -> None:
+    group: Any = dist.new_group()
     check_collectives(group, [0, 1, 2, 3], 0)
     assert {(0, 1), (1, 0)} <= used_links(group)
-    lines = [group.explain(1 << 20)]
+    before = group.explain(1 << 20)
     group.avoid(1, 0)
     assert not {(0, 1), (1, 0)} & links_of(group)
     check_collectives(group, [0, 1, 2, 3], 1)
     assert used_links(group)
     assert not {(0, 1), (1, 0)} & used_links(group)
     assert "without 1-0" in group.fabric
-    lines.append(group.explain(1 << 20))
+    assert group.explain(1 << 20) != before
 
     group.avoid(0, 1)  # once more changes nothing
     check_collectives(group, [0, 1, 2, 3], 4)
@@ -395,8 +385,7 @@ def avoiding(rank: int, size: int) -> list[str]:
     group.avoid(0, 3)  # now nothing reaches rank 0
     check_collectives(group, [0, 1, 2, 3], 3)
     assert counted(group) == served
-    lines.append(group.explain(1 << 20))
-    return lines
+    assert ": gloo, " in group.explain(1 << 20)
 
 
 def going_over(rank: int, size: int) -> list[str]:
@@ -445,12 +434,6 @@ def test_spares_that_do_not_fit(tmp_path: Path) -> None:
         assert spare_table(of_some.spares, of_some.gone, of_some.topology, kind, root) is None
 
 
-def test_avoided_links() -> None:
-    for before, after, last in run_ranks(4, avoiding, backend="synth", environ=on("full:4")):
-        assert before != after
-        assert ": gloo, " in last
-
-
 def without(rank: int, size: int) -> None:
     group = dist.group.WORLD
     assert not {(0, 2), (2, 0), (1, 3), (3, 1)} & links_of(group)
@@ -466,17 +449,12 @@ def test_links_that_are_down_from_the_start() -> None:
     run_ranks(4, without, backend="synth", environ=on("full:4", ARBORCAST_WITHOUT="0-2,3-1"))
 
 
-def misled(rank: int, size: int) -> str:
-    with pytest.raises(ValueError, match="ARBORCAST_RANKS") as caught:
-        join(rank, size)
-    return str(caught.value)
-
-
-def test_a_larger_fabric_needs_ranks() -> None:
+@ranks.check
+def test_a_larger_fabric_needs_ranks(rank: int, size: int) -> None:
     """Which of its ranks these are must not be guessed; all ranks refuse alike, at once."""
-    said = run_ranks(2, misled, backend=None, environ=on("full:3"))
-    assert said[0] == said[1]
-    assert "has 3 ranks and the job has 2" in said[0]
+    options: Any = Options(topology="full:5")
+    with pytest.raises(ValueError, match="has 5 ranks and the job has 4; ARBORCAST_RANKS"):
+        dist.new_group(pg_options=options)
 
 
 def told_in_code(rank: int, size: int) -> tuple[str, list[str]]:
@@ -503,18 +481,13 @@ def test_parts_of_a_job_inherit_what_it_was_told() -> None:
     assert "avoid 0-3: no link among the ranks of this group" in found[0][1][0]
 
 
-def one_method(rank: int, size: int) -> tuple[dict[str, dict[str, int]], list[float]]:
-    group: Any = dist.group.WORLD
+@ranks.check
+def test_a_method_need_not_serve_every_collective(rank: int, size: int) -> None:
+    options: Any = Options(method="halving-doubling")
+    group: Any = dist.new_group(pg_options=options)
     tensor = torch.full((4096,), float(rank))
-    dist.all_reduce(tensor)
+    dist.all_reduce(tensor, group=group)
     other = torch.full((4096,), float(rank))
-    dist.broadcast(other, 1)
-    return group.counters(), [tensor[0].item(), other[-1].item()]
-
-
-def test_a_method_need_not_serve_every_collective() -> None:
-    environ = on("full:4", ARBORCAST_METHOD="halving-doubling")
-    for counters, results in run_ranks(4, one_method, backend="synth", environ=environ):
-        assert results == [6.0, 1.0]
-        assert counters["allreduce"]["schedule"] == 1
-        assert counters["broadcast"]["gloo"] == 1
+    dist.broadcast(other, 1, group=group)
+    assert (tensor[0], other[-1]) == (6.0, 1.0)
+    assert group.counters()["allreduce"]["schedule"] == group.counters()["broadcast"]["gloo"] == 1

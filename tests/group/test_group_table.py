@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -29,6 +28,7 @@ from arborcast.synth.simulation.pieces import SEVERAL_HOSTS, messages_of, shares
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.solve_options import SolveOptions
 from arborcast.topologies import load
+from tests.support.refusals import refusals
 
 RING = load("full:4,latency=3")
 
@@ -136,47 +136,16 @@ def test_one_line_says_what_serves_what() -> None:
     assert broadcast.summary().endswith("; cut short by the deadline")
 
 
-def _set(*path: Any, to: object) -> Callable[[Any], None]:
-    def change(document: Any) -> None:
-        for key in path[:-1]:
-            document = document[key]
-        document[path[-1]] = to
-
-    return change
-
-
-def _drop(key: str) -> Callable[[Any], None]:
-    return lambda document: document.pop(key)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (_set("format", to="arborcast.table/2"), "x: format: must be arborcast.table/1, got"),
-        (_set("surprise", to=1), "x: surprise: is no key known here"),
-        (_drop("topology"), "x: topology: is missing"),
-        (_drop("entries"), "x: entries: is missing"),
-        (_set("entries", to=[]), "x: entries: must have"),
-        (_set("cut_short", to="no"), "x: cut_short: must be true or false, got 'no'"),
-        (_set("entries", 0, "from_bytes", to=7), r"x: entries\[0\].from_bytes: must be 0, got 7"),
-        (_set("entries", 0, "from_bytes", to=-1), r"x: entries\[0\].from_bytes: must be at least 0, got -1"),
-        (_set("entries", 0, "from_bytes", to="0"), r"x: entries\[0\].from_bytes: must be a whole number"),
-        (_set("entries", 0, "schedule", to=[]), r"x: entries\[0\].schedule: must be a mapping"),
-        (
-            _set("entries", 1, "schedule", "rate", to=-1),
-            r"x: entries\[1\].schedule: rate: must not be negative",
-        ),
-        (
-            _set("entries", 0, "schedule", "topology", to={}),
-            r"x: entries\[0\].schedule: key topology must stand once",
-        ),
-        (_set("topology", "ranks", to=3), r"x: entries\[0\].schedule: topology.links"),
-        (_set("collective", "ranks", to=[0, 0, 1, 2]), "ranks must be named once"),
-    ],
-)
-def test_what_is_no_table(change: Callable[[Any], None], message: str) -> None:
-    document = json.loads(table(0, 9).to_bytes())
-    change(document)
+@pytest.mark.parametrize(("path", "value", "message"), refusals(__file__, "test_what_is_no_table"))
+def test_what_is_no_table(path: list[Any], value: object, message: str) -> None:
+    """A value that is wrong at one place of the document, or "(none)"."""
+    changed = document = json.loads(table(0, 9).to_bytes())
+    *above, key = path
+    for step in above:
+        changed = changed[step]
+    changed[key] = value
+    if value == "(none)":
+        del changed[key]
     with pytest.raises(InputError, match=message) as caught:
         ScheduleTable.from_bytes(json.dumps(document).encode(), "x")
     assert "\n" not in str(caught.value)

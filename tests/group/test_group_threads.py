@@ -15,13 +15,15 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from arborcast.backends import Options
 from arborcast.backends.schedules import held as schedules
 from arborcast.backends.tensors.torch_compat import all_gather_single
-from tests.support.ranks import Failure, run_ranks
+from tests.support.ranks import QUICK, Failure, StandingRanks, run_ranks
 from tests.support.waiting import any_inside, until
 
 COUNT = 1 << 16
 PATIENCE_S = 100
+ranks = StandingRanks(3, environ=QUICK)
 
 
 def _begin(rank: int, size: int, port: int) -> None:
@@ -86,34 +88,23 @@ def test_a_group_can_be_made_while_gloo_connects_for_another() -> None:
     assert results == [[3.0], [3.0]]
 
 
-def _barrier_after(rank: int, size: int) -> list[bool]:
-    found = []
+@ranks.check
+def test_a_barrier_comes_after_the_calls_before_it(rank: int, size: int) -> None:
     for count in (8, 1 << 22):
         work = dist.all_reduce(torch.ones(count), async_op=True)
         dist.barrier()
-        found.append(work.is_completed())
-    return found
+        assert work.is_completed()
 
 
-def test_a_barrier_comes_after_the_calls_before_it() -> None:
-    assert run_ranks(2, _barrier_after, backend="synth") == [[True, True]] * 2
-
-
-def _backward(rank: int, size: int) -> list[float]:
-    found = []
-    for count in (8, COUNT):
-        given = torch.zeros(count, requires_grad=True)
-        result = given.exp()  # which keeps its result for the backward pass
-        dist.all_reduce(result)
-        torch.autograd.backward(result.sum())
-        assert given.grad is not None
-        found.append(given.grad[0].item())
-    return found
-
-
-@pytest.mark.parametrize("backend", ["gloo", "synth"])
-def test_large_and_small_calls_are_the_same_to_autograd(backend: str) -> None:
-    assert run_ranks(2, _backward, backend=backend) == [[2.0, 2.0]] * 2
+@ranks.check
+def test_large_and_small_calls_are_the_same_to_autograd(rank: int, size: int) -> None:
+    for group in (dist.group.WORLD, dist.new_group(backend="gloo")):
+        for count in (8, COUNT):
+            given = torch.zeros(count, requires_grad=True)
+            result = given.exp()  # which keeps its result for the backward pass
+            dist.all_reduce(result, group=group)
+            torch.autograd.backward(result.sum())
+            assert given.grad is not None and given.grad[0] == size
 
 
 def _with_child(rank: int, size: int) -> str:
@@ -149,37 +140,34 @@ def test_a_killed_rank_is_noticed_though_its_child_lives_on(transport: str) -> N
     assert isinstance(killed, Failure)
 
 
-def _in_place(rank: int, size: int) -> list[bool]:
+@pytest.mark.parametrize(
+    "fabric", ["ring:3", *(pytest.param(it, marks=pytest.mark.long) for it in ("full:3", "star:3"))]
+)
+def test_outputs_that_overlap_their_inputs(fabric: str) -> None:
+    ranks(_in_place, fabric)
+
+
+def _in_place(rank: int, size: int, fabric: str) -> None:
     """Buffers that share memory, in every block: what the collective writes must not change what it reads."""
-    found = []
+    options: Any = Options(topology=fabric)
+    group = dist.new_group(pg_options=options)
     count = 1 << 14
     for block in range(size):
         whole = torch.zeros(size * count)
         mine = whole[block * count :][:count]
         mine.copy_(torch.arange(count) + rank)
-        dist.all_gather_into_tensor(whole, mine)
-        found.append(torch.equal(whole, torch.cat([torch.arange(count) + float(r) for r in range(size)])))
+        dist.all_gather_into_tensor(whole, mine, group=group)
+        assert torch.equal(whole, torch.cat([torch.arange(count) + float(r) for r in range(size)]))
         whole = torch.arange(size * count, dtype=torch.float32) * (rank + 1)
         mine = whole[block * count :][:count]
-        dist.reduce_scatter_tensor(mine, whole)
+        dist.reduce_scatter_tensor(mine, whole, group=group)
         total = size * (size + 1) // 2
         expected = torch.arange(rank * count, (rank + 1) * count, dtype=torch.float32) * total
-        found.append(torch.equal(mine, expected))
-    return found
+        assert torch.equal(mine, expected)
 
 
-@pytest.mark.parametrize(
-    "fabric", ["ring:4", *(pytest.param(it, marks=pytest.mark.long) for it in ("full:3", "star:3"))]
-)
-def test_outputs_that_overlap_their_inputs(fabric: str) -> None:
-    size = int(fabric[-1])
-    settings = {"ARBORCAST_TOPOLOGY": fabric, "ARBORCAST_GLOO_BELOW": "0"}
-    for found in run_ranks(size, _in_place, backend="synth", environ=settings):
-        assert all(found)
-
-
-def _in_a_fork(rank: int, size: int) -> str:
-    """What a forked child of a rank is told when it calls a collective."""
+@ranks.check
+def test_a_forked_child_is_refused(rank: int, size: int) -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -192,108 +180,94 @@ def _in_a_fork(rank: int, size: int) -> str:
             os._exit(0)
     os.waitpid(child, 0)
     dist.all_reduce(torch.ones(4))  # the parents go on
-    return os.read(reading, 1000).decode()
-
-
-def test_a_forked_child_is_refused() -> None:
-    for told in run_ranks(2, _in_a_fork, backend="synth", environ={"ARBORCAST_TOPOLOGY": "full:2"}):
-        assert "forked after it was made" in told
+    assert b"forked after it was made" in os.read(reading, 1000)
+    os.close(reading)
+    os.close(writing)
 
 
 def _posted_before_a_barrier(rank: int, size: int) -> list[float]:
     """Rank 0 posts sends to both others and the last a receive from rank 1; then all come to a barrier."""
+    group = dist.new_group()  # in which no two have exchanged anything
     first, second, third = (torch.full((3,), float(number)) for number in (1, 2, 3))
     got = [torch.zeros(3) for _ in range(2)]
     works: list[Any] = []
     if rank == 0:
-        works = [dist.isend(first, 1), dist.isend(second, 1), dist.isend(third, 2, tag=1)]
+        works = [
+            dist.isend(it, to, tag=to - 1, group=group) for it, to in ((first, 1), (second, 1), (third, 2))
+        ]
     elif rank == 2:
-        works = [dist.irecv(got[0], 1, tag=2)]
+        works = [dist.irecv(got[0], 1, tag=2, group=group)]
     assert not any(work.is_completed() for work in works)
-    dist.barrier()
+    dist.barrier(group)
     if rank == 1:
-        dist.recv(got[0], 0)
-        dist.recv(got[1], 0)
-        dist.send(third, 2, tag=2)
+        dist.recv(got[0], 0, group=group)
+        dist.recv(got[1], 0, group=group)
+        dist.send(third, 2, tag=2, group=group)
     elif rank == 2:
-        dist.recv(got[1], 0, tag=1)
+        dist.recv(got[1], 0, tag=1, group=group)
     for work in works:
         assert work.wait() and work.is_completed() and work.is_success()
-    dist.barrier()
+    dist.barrier(group)
     return [got[0][0].item(), got[1][0].item()]
 
 
 def test_a_collective_may_come_between_a_send_and_its_receive() -> None:
-    results = run_ranks(3, _posted_before_a_barrier, backend="synth")
+    results = ranks(_posted_before_a_barrier)
     assert results == [[0, 0], [1, 2], [3, 3]]
 
 
 def _from_anybody_before_a_barrier(rank: int, size: int) -> list[float]:
     """Rank 0 posts receives before a barrier, rank 1 sends after it, the last only comes to barriers."""
+    group = dist.new_group()  # in which no two have exchanged anything
     got = [torch.zeros(3) for _ in range(4)]
     works: list[Any] = []
     if rank == 0:
-        works = [dist.irecv(got[0]), dist.irecv(got[1], 1), dist.irecv(got[2], 1, tag=1)]
-        works.append(dist.irecv(got[3], tag=1))
-    dist.barrier()
+        asked = [(got[0], None, 0), (got[1], 1, 0), (got[2], 1, 1), (got[3], None, 1)]
+        works = [dist.irecv(into, source, tag=tag, group=group) for into, source, tag in asked]
+    dist.barrier(group)
     if rank == 1:
         for number in range(4):
-            dist.send(torch.full((3,), float(number)), 0, tag=number // 2)
+            dist.send(torch.full((3,), float(number)), 0, tag=number // 2, group=group)
     for work in works:
         work.wait()
     assert {works[at]._source_rank() for at in (0, 3) if works} <= {1}
-    dist.barrier()
+    dist.barrier(group)
     return [tensor[0].item() for tensor in got]
 
 
 def test_a_receive_from_anybody_keeps_nobody_waiting() -> None:
-    first, *_ = run_ranks(3, _from_anybody_before_a_barrier, backend="synth")
+    first, *_ = ranks(_from_anybody_before_a_barrier)
     # Of a receive from anybody and a later one from that rank, gloo itself may fill either first.
     assert sorted(first[:2]) == [0, 1]
     assert first[2:] == [2, 3]
 
 
-def _first_calls_at_once(rank: int, size: int) -> float:
-    """The sum of what all others sent, every call the first one with its peer."""
+@ranks.check
+def test_first_calls_with_all_peers_may_begin_at_once(rank: int, size: int) -> None:
+    group = dist.new_group()
     got = [torch.zeros(3) for _ in range(size)]
     others = [other for other in range(size) if other != rank]
-    works = [dist.irecv(got[other], other) for other in others]
-    works += [dist.isend(torch.full((3,), float(rank)), other) for other in others]
+    works = [dist.irecv(got[other], other, group=group) for other in others]
+    works += [dist.isend(torch.full((3,), float(rank)), other, group=group) for other in others]
     for work in works:
         assert work is not None
         work.wait()
-    dist.barrier()
-    return torch.stack(got)[:, 0].sum().item()
+    dist.barrier(group)
+    assert [it.tolist() for it in got] == [[other * (other != rank)] * 3 for other in range(size)]
 
 
-def test_first_calls_with_all_peers_may_begin_at_once() -> None:
-    assert run_ranks(5, _first_calls_at_once, backend="synth") == [10 - rank for rank in range(5)]
-
-
-def _posted_in_vain(rank: int, size: int) -> list[str]:
-    """How a send and a receive end that nobody answers: by a deadline, and when the group does."""
+@ranks.check
+def test_a_send_that_nobody_receives_ends_with_its_group(rank: int, size: int) -> None:
+    """So does a receive; before, both end by a deadline."""
+    group: Any = dist.new_group()
     works: list[Any] = []
-    said = []
     if rank == 0:
-        works = [dist.isend(torch.ones(1), 1), dist.irecv(torch.ones(1), 1)]
-    dist.barrier()
+        works = [dist.isend(torch.ones(1), 1, group=group), dist.irecv(torch.ones(1), 1, group=group)]
+    dist.barrier(group)
     for work in works:
-        try:
+        with pytest.raises(RuntimeError, match="peer that has not made its call"):
             work.wait(timedelta(milliseconds=10))
-        except RuntimeError as error:
-            said.append(str(error))
-    group: Any = dist.group.WORLD
     group.abort()
     for work in works:
-        try:
+        with pytest.raises(RuntimeError, match="aborted the group"):
             work.wait()
-        except RuntimeError as error:
-            said.append(str(error))
-    return said
-
-
-def test_a_send_that_nobody_receives_ends_with_its_group() -> None:
-    said, nothing = run_ranks(2, _posted_in_vain, backend="synth")
-    assert nothing == []
-    assert ["peer that has not made its call" in line for line in said] == [True, True, False, False]
-    assert all("aborted the group" in line for line in said[2:])

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from arborcast.backends import Options
 from arborcast.backends.group.communicator import Communicator
+from arborcast.backends.group.membership import Membership
 from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry
 from arborcast.backends.schedules.synthesis import tables
 from arborcast.synth.bounds.dispatch import bound
@@ -90,9 +91,8 @@ def every_call(rank: int, size: int) -> list[str]:
 
     schedules.synthesize_table = synthesize  # type: ignore[attr-defined]  # this process is the test's own
     store = PrefixStore("test", dist.distributed_c10d._get_default_store())
-    communicator = Communicator(
-        store, rank, size, options=Options(topology="ring:4", gloo_below=0, piece_bytes=1 << 12), timeout_s=60
-    )
+    options = Options(topology="ring:4", gloo_below=0, piece_bytes=1 << 12)
+    communicator = Communicator(Membership(store, rank, size, options=options, timeout_s=60))
     wrong = []
     for elements in (1, 3, 5003):
         own = torch.arange(elements) * 7 + 1009 * rank
@@ -109,7 +109,7 @@ def every_call(rank: int, size: int) -> list[str]:
             "reduce-scatter": torch.equal(scattered, everybody[rank] * sum(range(1, size + 1))),
         }
         wrong += [f"{kind} of {elements} on rank {rank}" for kind, is_right in right.items() if not is_right]
-    served = {kind: paths["schedule"] for kind, paths in communicator.counters().items()}
+    served = {kind: paths["schedule"] for kind, paths in communicator.history.counters().items()}
     if served != dict.fromkeys(("allreduce", "allgather", "reduce-scatter"), 3):
         wrong.append(f"rank {rank}: served {served}")
     if (len(made) == 3) != (rank == 0):

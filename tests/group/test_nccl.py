@@ -10,7 +10,9 @@ import torch.distributed as dist
 from arborcast.backends.group import making, process_group
 from arborcast.backends.tensors import torch_compat
 from arborcast.backends.tensors.torch_compat import PeerCalls
-from tests.support.ranks import run_ranks
+from tests.support.ranks import StandingRanks, run_ranks
+
+ranks = StandingRanks(2, backend="gloo")
 
 
 class Notes:
@@ -60,7 +62,7 @@ def asked_of_nccl(rank: int, size: int) -> list[str]:
 
 
 def test_batches_are_one_call_and_ends_reach_nccl() -> None:
-    for rank, lines in enumerate(run_ranks(2, asked_of_nccl)):
+    for rank, lines in enumerate(ranks(asked_of_nccl)):
         peer = 1 - rank
         together = [f"send 7 {peer} 1", f"recv 9 {peer} 2", f"send 9 {peer} 0"]
         batch = ["_start_coalescing", *together, "_end_coalescing", "wait"]
@@ -68,23 +70,16 @@ def test_batches_are_one_call_and_ends_reach_nccl() -> None:
         assert lines == [*batch, *batch, *alone, "abort", "shutdown"]
 
 
-def by_devices(rank: int, size: int) -> dict[str, tuple[list[float], dict[str, Any]]]:
-    found = {}
+@ranks.check
+def test_devices_that_are_named_go_by_schedules_and_others_by_gloo(rank: int, size: int) -> None:
     for name in ("synth", "cpu:synth", "cpu:gloo,cuda:synth"):
         group: Any = dist.new_group(backend=name)
         given = torch.full((1 << 15,), float(rank + 1))
         dist.all_reduce(given, group=group)
-        found[name] = given.unique().tolist(), group.counters()["allreduce"]
+        assert given.unique() == 3
+        counted, by_gloo = group.counters()["allreduce"], name.startswith("cpu:gloo")
+        assert (counted["schedule"], counted.get("handed over", 0)) == ((0, 1) if by_gloo else (1, 0))
         dist.destroy_process_group(group)
-    return found
-
-
-def test_devices_that_are_named_go_by_schedules_and_others_by_gloo() -> None:
-    for found in run_ranks(2, by_devices, environ={"ARBORCAST_GLOO_BELOW": "0"}):
-        for name, (sums, counted) in found.items():
-            by_gloo = name.startswith("cpu:gloo")
-            assert sums == [3.0]
-            assert (counted["schedule"], counted.get("handed over", 0)) == ((0, 1) if by_gloo else (1, 0))
 
 
 def given_to_nccl(rank: int, size: int) -> tuple[Any, ...]:

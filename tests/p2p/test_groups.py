@@ -25,7 +25,7 @@ from tests.support.drawn_implicit import KINDS as IMPLICIT_KINDS
 from tests.support.drawn_implicit import grid, implicit
 from tests.support.drawn_schedules import DRAWN
 from tests.support.grouped_messages import HazardError, run_grouped
-from tests.support.ranks import run_ranks
+from tests.support.ranks import StandingRanks
 
 
 def right(
@@ -181,25 +181,22 @@ def test_changes_of_order_are_found_or_do_no_harm(name: str) -> None:
     assert tried > 4 and found >= tried // 2
 
 
-def the_example(rank: int, size: int) -> bool:
+ranks = StandingRanks(DRAWN["ring"].topology.ranks, backend="gloo")
+
+
+@ranks.check
+def test_the_example_gives_the_sums_of_the_library(rank: int, size: int) -> None:
     """What `torchrun examples/grouped_messages.py` does on each rank."""
     file = Path(__file__).resolve().parents[2] / "examples" / "grouped_messages.py"
-    equal, *_ = runpy.run_path(str(file))["main"]("full:4", 1003, repeats=1)
-    return bool(equal)
+    equal, *_ = runpy.run_path(str(file))["main"](f"full:{size}", 1003, repeats=1)
+    assert equal
 
 
-def test_the_example_gives_the_sums_of_the_library() -> None:
-    assert run_ranks(4, the_example) == [True] * 4
-
-
-def wrong_devices(rank: int, size: int) -> None:
+@ranks.check
+def test_other_devices_and_backends_are_refused(rank: int, size: int) -> None:
     for device, message in (
         ("cuda:0", "needs nccl for tensors on cuda, the process group has gloo"),
         ("meta", "device must be one of cpu, cuda, got meta"),
     ):
         with pytest.raises(InputError, match=message):
             Executor(DRAWN["ring"], device=device)
-
-
-def test_other_devices_and_backends_are_refused() -> None:
-    run_ranks(DRAWN["ring"].topology.ranks, wrong_devices)

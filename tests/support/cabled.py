@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from arborcast.backends import Options
 from arborcast.bench.emulation.network import Emulation
 from arborcast.bench.emulation.plan import plan_emulation
+from arborcast.bench.switchless import pair
 from arborcast.synth.formats.topology_text import topology_to_yaml
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
@@ -27,11 +29,15 @@ from arborcast.topologies import load
 STORE = "10.0.0.1", 29500
 """Where ranks meet in namespaces: at rank 0, in the management network."""
 
+UNEQUAL = 10, 10, 25, 50
+"""Rates of the cables of two hosts, in proportion."""
+
 FABRICS: dict[str, Callable[[], Topology]] = {
     "ring of 3": lambda: load("ring:3"),
     "ring of 4": lambda: load("ring:4"),
     "line of 4": lambda: _line(4),
     "mesh of 4": lambda: load("full:4"),
+    "pair by 4 cables": lambda: pair(UNEQUAL),
 }
 
 
@@ -114,7 +120,7 @@ def all_collectives(rank: int, size: int, count: int = 1000) -> dict[int, tuple[
 
 def what_schedules_never_serve(rank: int, size: int) -> None:
     """Sends along cables, and what goes by allgathers."""
-    beside = ends()
+    beside = {peer for peer in ends() if peer < size}
     if rank + 1 in beside:
         dist.send(numbers(rank, 5), rank + 1)
     if rank - 1 in beside:
@@ -134,9 +140,9 @@ def what_schedules_never_serve(rank: int, size: int) -> None:
 
 
 def ends() -> dict[int, tuple[str, str]]:
-    """By rank that this one is connected with, the addresses of both ends."""
+    """By rank that this one is connected with, or lane to it, the addresses of both ends."""
     group: Any = dist.group.WORLD
-    channels = group._communicator._network.channels
+    channels = group._communicator.member.network.channels
     found = {}
     for peer, channel in sorted(channels.items()):
         sock = channel._socket
@@ -145,11 +151,32 @@ def ends() -> dict[int, tuple[str, str]]:
 
 
 def expected_ends(topology: Topology) -> list[dict[int, tuple[str, str]]]:
-    """The same for all ranks, by the topology."""
-    return [
-        {link.dst: link.addresses for link in topology.links if link.src == rank if link.addresses}
-        for rank in range(topology.ranks)
-    ]
+    """The same for all ranks, by the topology; of several cables of two ranks the fastest come first."""
+    found: list[dict[int, tuple[str, str]]] = [{} for _ in range(topology.ranks)]
+    for link in topology.links:
+        cables = sorted(link.cables, key=lambda it: (-it.bandwidth, sorted(it.addresses or ())))
+        for lane, cable in enumerate(cables):
+            if cable.addresses:
+                found[link.src][link.dst + lane * topology.ranks] = cable.addresses
+    return found
+
+
+def sent_bytes() -> dict[str, int]:
+    """By device in this network namespace, what has been sent through it."""
+    lines = Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()[2:]
+    fields = [line.replace(":", " ").split() for line in lines]
+    return {name: int(numbers[8]) for name, *numbers in fields}
+
+
+def over_several_cables(rank: int, size: int) -> tuple[dict[int, tuple[str, str]], dict[str, float]]:
+    """All collectives, also of numbers that are split; the ends, and what part each cable has carried."""
+    found = all_collectives(rank, size)
+    all_collectives(rank, size, count=3001)
+    before, values = sent_bytes(), numbers(rank, 1 << 18)
+    for _ in range(3):
+        dist.all_reduce(values)
+    sent = {name: after - before[name] for name, after in sent_bytes().items() if name.startswith("w")}
+    return found, {name: each / sum(sent.values()) for name, each in sorted(sent.items())}
 
 
 def refusals(rank: int, size: int) -> list[str]:
@@ -296,10 +323,19 @@ def goes_on_training(rank: int, size: int) -> dict[str, Any]:
     }
 
 
-def loses_a_cable(rank: int, size: int) -> tuple[str, dict[int, tuple[str, str]]]:
-    """Calls until one fails, as the cable of the last two ranks is cut; and all collectives after that."""
+def said_without_cables() -> list[str]:
+    """Lines of a group that goes on without a cable, as they come."""
+    lines: list[str] = []
+    logging.getLogger("arborcast").addHandler(handler := logging.Handler(logging.WARNING))
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    handler.addFilter(lambda record: "no answer" in record.getMessage())
+    return lines
+
+
+def loses_a_cable(rank: int, size: int) -> tuple[str, list[str], dict[int, tuple[str, str]]]:
+    """Calls until one fails, as the last cable is cut; what is said then, and all collectives after that."""
     group: Any = dist.group.WORLD
-    said = ""
+    said, lines = "", said_without_cables()
     try:
         for turn in range(100_000):
             if rank == size - 1 and turn == 5:
@@ -311,4 +347,4 @@ def loses_a_cable(rank: int, size: int) -> tuple[str, dict[int, tuple[str, str]]
     except RuntimeError as error:
         said = str(error)
     group.go_on()
-    return said, all_collectives(rank, size)
+    return said, lines, all_collectives(rank, size)

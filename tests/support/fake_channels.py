@@ -48,7 +48,7 @@ class ThreadNetwork:
     def vanish(self) -> None:
         """Go without a word, as a process does that is killed."""
         for channel in self.channels.values():
-            channel.let_go()
+            channel.release()
 
 
 def fake_networks(

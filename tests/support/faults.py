@@ -85,11 +85,11 @@ def strike_after(nbytes: int, strike: Callable[[], Any]) -> None:
     def counted(run: GraphRun, patience_s: float, lingers: bool) -> int:
         nonlocal passed
         run._state.steps = 1  # come back whenever something has moved
-        news = advance(run, patience_s, lingers)
+        event = advance(run, patience_s, lingers)
         before, passed = passed, sum(channel.state.moved for channel in socket_channel._open)
         if before < nbytes <= passed:
             strike()
-        return news
+        return event
 
     GraphRun._advance = counted  # type: ignore[method-assign]
 

@@ -66,7 +66,7 @@ class Simulation:
         seed: int = 0,
     ) -> None:
         self.ranks = [_Rank(graph, given, dtype) for graph, given in zip(graphs, inputs, strict=True)]
-        self._channels: dict[tuple[int, int], Array] = {}
+        self._channels: dict[tuple[int, int, int], Array] = {}  # from rank to rank, by which lane
         self._reduction = reduction
         self._part = part
         self._chance = random.Random(seed)
@@ -88,15 +88,23 @@ class Simulation:
             finish(self._reduction, each.memory[Buffer.OUTPUT], each.graph.program.contributors)
         return tuple(rank.memory[Buffer.OUTPUT] for rank in self.ranks)
 
+    def _way(self, src: int, dst: int) -> tuple[int, int, int]:
+        """The channel between two ranks, of which the other one may be given as a lane to it."""
+        count = len(self.ranks)
+        return src % count, dst % count, max(src, dst) // count
+
+    def _is_free(self, src: int, dst: int) -> bool:
+        return self._way(src, dst) not in self._channels
+
     def _moves(self) -> Iterator[Move]:
         for index, rank in enumerate(self.ranks):
             for peer, order in rank.graph.sends.items():
                 place = rank.sent[peer]
-                if place < len(order) and not rank.left[order[place]] and (index, peer) not in self._channels:
+                if place < len(order) and not rank.left[order[place]] and self._is_free(index, peer):
                     yield index, "send", peer
             for peer, order in rank.graph.receives.items():
                 place = rank.received[peer]
-                if place < len(order) and not rank.left[order[place]] and (peer, index) in self._channels:
+                if place < len(order) and not rank.left[order[place]] and not self._is_free(peer, index):
                     yield index, "receive", peer
             for number, action in enumerate(rank.graph.actions):
                 if action.peer < 0 and not rank.done[number] and not rank.left[number]:
@@ -115,7 +123,7 @@ class Simulation:
         number = rank.graph.sends[peer][rank.sent[peer]]
         whole = rank[rank.graph.actions[number].into]
         offset = rank.offsets.get((True, peer), 0)
-        self._channels[index, peer] = whole[offset : offset + self._part].copy()
+        self._channels[self._way(index, peer)] = whole[offset : offset + self._part].copy()
         rank.offsets[True, peer] = offset + self._part
         if offset + self._part >= len(whole):
             rank.offsets[True, peer] = 0
@@ -127,7 +135,7 @@ class Simulation:
         number = rank.graph.receives[peer][rank.received[peer]]
         action = rank.graph.actions[number]
         offset = rank.offsets.get((False, peer), 0)
-        data = self._channels.pop((peer, index))
+        data = self._channels.pop(self._way(peer, index))
         self._use(rank, action, offset, data)
         rank.offsets[False, peer] = offset + len(data)
         if offset + len(data) == action.into.length:

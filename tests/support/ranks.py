@@ -7,6 +7,8 @@ def sum_of_ranks(rank, size, group):          # at module level, so that a proce
 
 assert run_ranks(4, sum_of_ranks) == [6, 6, 6, 6]
 
+Tests that need no start of their own share one: `StandingRanks` keep their group from function to function.
+
 A module whose functions make optimizers says `RANKS_IMPORT = ("torch._dynamo",)`: torch imports that with the
 first optimizer, for three seconds, which each rank would spend anew; with "torch.export._trace", too, where
 they trace models.
@@ -23,7 +25,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -44,9 +46,13 @@ PROCESSES.set_forkserver_preload(
     ]
 )
 FORKS = multiprocessing.get_context("fork")
+QUICK = {"ARBORCAST_TOPOLOGY": "full:3", "ARBORCAST_METHOD": "trees", "ARBORCAST_DEADLINE": "100"}
+"""Of three ranks whose schedules are quick to find."""
 END_S = 20.0
 GROUP_TIMEOUT_S = 200.0
 """Of groups unless a test says otherwise: on a busy machine, schedules of many collectives take a minute."""
+STANDING = 3
+"""So many sets of ranks stay at a time."""
 LIMIT_S = 250.0
 """After which ranks are killed unless a test says otherwise."""
 
@@ -83,10 +89,44 @@ def run_ranks(
         timeout_s: after which all processes are killed and the test fails.
         may_fail: whether a rank that raises or is killed gives a `Failure` instead of failing the test.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        settings = {"TEST_STORE": f"{folder}/store", "ARBORCAST_START": "wait"} | (environ or {})
-        launch = _Launch(size, function, arguments, backend, settings, group_timeout_s, timeout_s)
-        results = _parent().ask(launch)
+    launch = _Launch(size, function, arguments, backend, environ or {}, group_timeout_s, timeout_s)
+    return _results(launch, may_fail=may_fail)
+
+
+class StandingRanks:
+    """Ranks that start with the first function that they are given, and take others in the same group.
+
+    One that raises ends them all, and the next function finds new ones, as a function of another module does.
+    What a function changes in its process or in the group, others see.
+
+    Args:
+        size: number of ranks.
+        backend: as for `run_ranks`; so is the next.
+        environ: set in every process before the group is made.
+    """
+
+    def __init__(self, size: int, *, backend: str = "synth", environ: dict[str, str] | None = None) -> None:
+        self._size, self._backend, self._environ = size, backend, environ or {}
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What `function(rank, size, *arguments)` returned on each rank."""
+        given = self._size, function, arguments, self._backend, self._environ
+        return _results(_Launch(*given, GROUP_TIMEOUT_S, LIMIT_S, stays=True))
+
+    def check(self, body: Callable[[int, int], None]) -> Callable[[], None]:
+        """The test that a function goes well on all ranks."""
+
+        def test() -> None:
+            self(test)
+
+        test.__module__, test.__qualname__ = body.__module__, body.__qualname__  # by which it is sent
+        test.__name__, test.__doc__ = body.__name__, body.__doc__
+        test.body = body  # type: ignore[attr-defined]
+        return test
+
+
+def _results(launch: _Launch, *, may_fail: bool = False) -> list[Any]:
+    results = _parent().ask(launch)
     failed = {rank: result for rank, result in enumerate(results) if isinstance(result, Failure)}
     if failed and not may_fail:
         raise AssertionError("\n".join(f"rank {rank}: {f.error}: {f.message}" for rank, f in failed.items()))
@@ -95,15 +135,24 @@ def run_ranks(
 
 @dataclass(frozen=True)
 class _Launch:
-    """What a parent of ranks is asked for: the arguments of `run_ranks`."""
+    """What a parent of ranks is asked for: the arguments of `run_ranks`; whether they are asked for more."""
 
     size: int
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     backend: str | None
-    settings: dict[str, str]
+    environ: dict[str, str]
     group_timeout_s: float
     timeout_s: float
+    stays: bool = False
+
+    def may_follow(self, other: _Launch) -> bool:
+        """Whether ranks that were started for the other one will do."""
+        mine, its = (
+            (it.size, it.function.__module__, it.backend, it.environ, it.group_timeout_s)
+            for it in (self, other)
+        )
+        return mine == its
 
 
 class _Parent:
@@ -154,27 +203,58 @@ def _serve(requests: Connection, server: str) -> None:
     solvers.fork_solvers(server)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks closes the pipe
     imported = {"__main__"}
+    standing: list[_Ranks] = []
     _prepare()
     while True:
         try:
             module, launch = requests.recv()
         except EOFError:
-            return
+            break
         if module not in imported:
             imported.add(module)
             for name in getattr(importlib.import_module(module), "RANKS_IMPORT", ()):
                 importlib.import_module(name)
             gc.collect()
             gc.freeze()  # what is collected in ranks must not touch, and so copy, all that was imported
-        results = _fork(launch, requests)
+        results = _answer(launch, requests, standing)
         if results is not None:
             requests.send(results)
+    for ranks in standing:
+        ranks.end()
+
+
+def _answer(launch: _Launch, requests: Connection, standing: list[_Ranks]) -> list[Any] | None:
+    """What the ranks returned; None where nobody waits for it any more.
+
+    Args:
+        launch: what they are to call.
+        requests: what ends when nobody waits.
+        standing: those that stay, all for one module; the one that was asked last is the last.
+    """
+    ranks = next((it for it in standing if launch.stays and launch.may_follow(it.launch)), None)
+    if ranks is not None:
+        standing.remove(ranks)
+        ranks.give(launch)
+    else:
+        its_module = launch.function.__module__
+        are_others = standing and standing[0].launch.function.__module__ != its_module
+        while standing and (are_others or len(standing) == STANDING):
+            standing.pop(0).end()
+        ranks = _Ranks(launch, requests)
+    results = _collect(ranks.pipes, launch.timeout_s, requests)
+    if launch.stays and results is not None and not any(isinstance(it, Failure) for it in results):
+        standing.append(ranks)
+    else:
+        ranks.end()
+    return results
 
 
 def _prepare() -> None:
     """Here what each rank would do anew: modules that a group imports late, and the shapes of its tables."""
     import encodings.idna  # noqa: F401
 
+    import arborcast.backends.executors.torch_p2p
+    import arborcast.backends.group.making
     import arborcast.synth.certification
     import arborcast.synth.faults.repair  # noqa: F401
     from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry
@@ -185,11 +265,23 @@ def _prepare() -> None:
     assert ScheduleTable.from_bytes(table.to_bytes(), "drawn") == table
 
 
-def _fork(launch: _Launch, requests: Connection) -> list[Any] | None:
-    """What the ranks returned; None where nobody waits for it any more."""
-    of_ranks = [(requests, rank, launch) for rank in range(launch.size)]
-    with started(FORKS, _main, of_ranks) as (_, pipes):
-        return _collect(pipes, launch.timeout_s, requests)
+class _Ranks:
+    """The processes of one launch, from now on until `end`."""
+
+    def __init__(self, launch: _Launch, requests: Connection) -> None:
+        self.launch = launch
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            settings = {"TEST_STORE": f"{folder}/store", "ARBORCAST_START": "wait"} | launch.environ
+            of_ranks = [(requests, rank, launch, settings) for rank in range(launch.size)]
+            _, self.pipes = stack.enter_context(started(FORKS, _main, of_ranks))
+            self.end = stack.pop_all().close
+
+    def give(self, launch: _Launch) -> None:
+        """Have ranks that stay call another function."""
+        for pipe in self.pipes:
+            with suppress(OSError):  # whose rank has ended, which is found where its answer is read
+                pipe.send((launch.function, launch.arguments))
 
 
 def _collect(pipes: list[Connection], timeout_s: float, requests: Connection) -> list[Any] | None:
@@ -209,26 +301,36 @@ def _collect(pipes: list[Connection], timeout_s: float, requests: Connection) ->
     return results
 
 
-def _main(pipe: Connection, requests: Connection, rank: int, launch: _Launch) -> None:
+def _main(
+    pipe: Connection, requests: Connection, rank: int, launch: _Launch, settings: dict[str, str]
+) -> None:
     requests.close()
     import torch
     import torch.distributed as dist
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.environ.update(launch.settings)
+    os.environ.update(settings)
     torch.set_num_threads(1)
+    function, arguments = launch.function, launch.arguments
     try:
         if launch.backend is not None:
             if "synth" in launch.backend:
                 import arborcast.torch_backend  # noqa: F401
-            store = dist.FileStore(launch.settings["TEST_STORE"], launch.size)
+            store = dist.FileStore(settings["TEST_STORE"], launch.size)
             timeout = timedelta(seconds=launch.group_timeout_s)
             dist.init_process_group(
                 launch.backend, store=store, rank=rank, world_size=launch.size, timeout=timeout
             )
             _meet(store, launch.size, timeout)
-        result = launch.function(rank, launch.size, *launch.arguments)
-        pipe.send(result)
+        while True:
+            function = getattr(function, "body", function)  # of a test that `StandingRanks.check` made
+            pipe.send(function(rank, launch.size, *arguments))
+            if not launch.stays:
+                break
+            try:
+                function, arguments = pipe.recv()
+            except EOFError:
+                return
     except BaseException as error:
         traceback.print_exc()
         pipe.send(Failure(type(error).__name__, str(error)))

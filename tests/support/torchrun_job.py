@@ -72,7 +72,7 @@ def train(folder: Path, rank: int, ranks: int) -> None:
 
 def _report(folder: Path, name: str, **more: Any) -> None:
     group: Any = dist.group.WORLD
-    peers = sorted(group._communicator.transports())
+    peers = sorted(group._communicator.member.network.channels)
     report = {"counters": group.counters(), "peers": peers, "explain": group.explain(COUNT * 8), **more}
     (folder / f"{name}.json").write_text(json.dumps(report))
 

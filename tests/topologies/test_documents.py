@@ -94,7 +94,11 @@ def test_addresses_of_a_cable_are_turned_round_with_it() -> None:
             "{between: [1, 2], bandwidth: 5, addresses: [10.1.0.1, 10.2.0.2]}",
             "must be of one rank, got it of",
         ),
-        ("{between: [0, 1], bandwidth: 5, latency_us: 3}", "0->1: must be the only one .* bond several"),
+        ("{between: [0, 1], bandwidth: 5}", "0->1: must have addresses as the other one of its ranks has"),
+        (
+            "{between: [0, 1], bandwidth: 5, addresses: [10.1.0.1, 10.1.0.3]}",
+            "0->1: several cables must have addresses of their own each, got .*10.1.0.3",
+        ),
         (
             "{from: 2, to: sw, bandwidth: 5, addresses: [10.2.0.1, 10.2.0.2]}\nswitches: [sw]",
             "join two ranks",

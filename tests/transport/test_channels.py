@@ -199,35 +199,41 @@ def test_next_collective_may_begin_before_this_one_is_read(transport: str) -> No
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_lengths_that_differ_are_refused_with_both(transport: str) -> None:
+@pytest.mark.parametrize(
+    ("does", "takes", "message"),
+    [
+        (
+            lambda a: a.send(some_bytes(100)),
+            lambda b: b.receive(room_for(64)),
+            "rank 0 sends a part of 100 bytes where a part of 64 bytes is due",
+        ),
+        (
+            lambda a: a.send(some_bytes(10_000)),
+            lambda b: b.receive(room_for(PART)),
+            "a part of 10000 bytes where a part of 16384 bytes is due",
+        ),
+        (
+            lambda a: a.open(bytes(OPENING_BYTES)),
+            lambda b: b.receive(room_for(64)),
+            "the begin of a collective where a part of 64 bytes is due",
+        ),
+        (
+            lambda a: a.send(some_bytes(100)),
+            lambda b: b.opening(),
+            "rank 0 sends a part of 100 bytes where a collective should begin",
+        ),
+    ],
+)
+def test_ends_that_are_out_of_step_are_refused_with_what_both_mean(
+    does: Callable[[SocketChannel], object],
+    takes: Callable[[SocketChannel], object],
+    message: str,
+    transport: str,
+) -> None:
     with pair(transport) as (a, b):
-        send_all(a, some_bytes(100))
-        with pytest.raises(
-            DisagreementError, match="rank 0 sends a part of 100 bytes where a part of 64 bytes is due"
-        ):
-            b.receive(room_for(64))
-    with pair(transport) as (a, b):
-        assert a.send(some_bytes(10_000))
-        with pytest.raises(
-            DisagreementError, match="a part of 10000 bytes where a part of 16384 bytes is due"
-        ):
-            b.receive(room_for(PART))
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_collectives_that_are_out_of_step_are_refused(transport: str) -> None:
-    with pair(transport) as (a, b):
-        a.open(bytes(OPENING_BYTES))
-        with pytest.raises(
-            DisagreementError, match="the begin of a collective where a part of 64 bytes is due"
-        ):
-            b.receive(room_for(64))
-    with pair(transport) as (a, b):
-        send_all(a, some_bytes(100))
-        with pytest.raises(
-            DisagreementError, match="rank 0 sends a part of 100 bytes where a collective should begin"
-        ):
-            b.opening()
+        does(a)
+        with pytest.raises(DisagreementError, match=message):
+            takes(b)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

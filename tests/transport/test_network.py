@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import gc
+import itertools
 import json
 import logging
 import os
@@ -35,14 +36,19 @@ from arborcast.backends.transport.network import Network
 from arborcast.backends.transport.reception import LEAST_SILENT
 from arborcast.backends.transport.shared_memory import SLOT_BYTES, SLOTS, create_memory, memory_bytes
 from arborcast.backends.transport.socket_channel import SocketChannel
-from tests.support.ranks import Failure, run_ranks, store_path
+from tests.support.ranks import Failure, StandingRanks, run_ranks, store_path
 from tests.support.waiting import any_inside, mark_inside, until, wait_for_end
 
 MESSAGE = 1_500_000
 
 
-def file_store(size: int) -> dist.Store:
-    return dist.FileStore(str(store_path()), size)
+two, three = (StandingRanks(size, backend="gloo") for size in (2, 3))
+_numbers = itertools.count()
+
+
+def new_store() -> dist.Store:
+    """A part of the default group's store for one network; all ranks ask for as many."""
+    return dist.PrefixStore(f"network {next(_numbers)}", dist.distributed_c10d._get_default_store())
 
 
 def message(src: int, dst: int) -> torch.Tensor:
@@ -87,7 +93,7 @@ def transports(network: Network) -> dict[int, str]:
 
 
 def everybody(rank: int, size: int, choices: list[str]) -> dict[int, str]:
-    network = Network(file_store(size), rank, size, timeout_s=90, transport=choices[rank])
+    network = Network(new_store(), rank, size, timeout_s=90, transport=choices[rank])
     network.connect(range(size))
     exchange(network)
     network.connect(range(size))
@@ -95,26 +101,19 @@ def everybody(rank: int, size: int, choices: list[str]) -> dict[int, str]:
     return transports(network)
 
 
-def test_transport_is_chosen_per_pair() -> None:
-    got = run_ranks(4, everybody, ["auto", "auto", "sockets", "auto"], backend=None)
-    near, far = "shared memory", "sockets"
-    assert got == [
-        {1: near, 2: far, 3: near},
-        {0: near, 2: far, 3: near},
-        {0: far, 1: far, 3: far},
-        {0: near, 1: near, 2: far},
-    ]
+@pytest.mark.parametrize(
+    "choices", [["auto", "auto", "sockets"], *([way] * 3 for way in ("sockets", "shared memory"))]
+)
+def test_transport_is_chosen_per_pair(choices: list[str]) -> None:
+    for rank, found in enumerate(three(everybody, choices)):
+        far = {peer: "sockets" in (choices[rank], choices[peer]) for peer in {0, 1, 2} - {rank}}
+        assert found == {peer: "sockets" if it else "shared memory" for peer, it in far.items()}
 
 
-@pytest.mark.parametrize("transport", ["sockets", "shared memory"])
-def test_one_transport_for_all(transport: str) -> None:
-    got = run_ranks(3, everybody, [transport] * 3, backend=None)
-    assert got == [{peer: transport for peer in range(3) if peer != rank} for rank in range(3)]
-
-
-def on_demand(rank: int, size: int) -> list[int]:
+@three.check
+def test_early_callers_are_kept_until_their_turn(rank: int, size: int) -> None:
     """A chain first; then 0 and 2, of which 2 calls while 0 still waits for 1; then all."""
-    network = Network(file_store(size), rank, size, timeout_s=90)
+    network = Network(new_store(), rank, size, timeout_s=90)
     has_called = store_path().with_name("called")
     if rank == 1:
         until(has_called.exists)
@@ -127,44 +126,40 @@ def on_demand(rank: int, size: int) -> list[int]:
         network.connect({2})
     exchange(network)
     network.close()
-    return sorted(network.channels)
+    assert network.channels.keys() == {0, 1, 2} - {rank}
 
 
-def test_early_callers_are_kept_until_their_turn() -> None:
-    assert run_ranks(3, on_demand, backend=None) == [[1, 2], [0, 2], [0, 1]]
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_rank_that_does_not_come_is_named(is_silent: bool) -> None:
+    three(without_rank_1, is_silent)
 
 
-def without_rank_1(rank: int, size: int, is_silent: bool) -> str:
+def without_rank_1(rank: int, size: int, is_silent: bool) -> None:
     """Rank 1 publishes nothing, or publishes and never connects."""
-    store = file_store(size)
+    store = new_store()
     if rank == 1:
         if not is_silent:
             network = Network(store, rank, size, timeout_s=1)
         store.wait(["0 ends", "2 ends"])
         if not is_silent:
             network.close()
-        return ""
+        return
     network = Network(store, rank, size, timeout_s=1)
-    try:
+    with pytest.raises(ExecutionError) as caught:
         network.connect({1})
-    except ExecutionError as error:
-        return str(error)
-    finally:
-        store.set(f"{rank} ends", "")
-    return "connected"
-
-
-@pytest.mark.parametrize("is_silent", [True, False])
-def test_rank_that_does_not_come_is_named(is_silent: bool) -> None:
-    low, _, high = run_ranks(3, without_rank_1, is_silent, backend=None)
+    store.set(f"{rank} ends", "")
     said = "waited 1 s to connect with rank 1, which did not come"
-    assert low in (f"rank 0 {said}", f"rank 2 could not connect: rank 2 {said}")  # or the other tells it
-    assert high in (f"rank 2 {said}", f"rank 0 could not connect: rank 0 {said}")
+    other = 2 - rank  # which may have told it
+    assert str(caught.value) in (
+        f"rank {rank} {said}",
+        f"rank {other} could not connect: rank {other} {said}",
+    )
 
 
-def with_strangers(rank: int, size: int) -> dict[int, str]:
-    store = file_store(size)
-    network = Network(store, rank, size, timeout_s=90, transport="sockets" if rank == 3 else "auto")
+@three.check
+def test_strangers_are_dropped(rank: int, size: int) -> None:
+    store = new_store()
+    network = Network(store, rank, size, timeout_s=90)
     kept = []
     if rank == 0:
         listener = network._reception
@@ -188,20 +183,16 @@ def with_strangers(rank: int, size: int) -> dict[int, str]:
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(1) == b"", "a stranger was answered"
     network.close()
-    return transports(network)
+    assert set(transports(network).values()) == {"shared memory"}
 
 
-def test_strangers_are_dropped() -> None:
-    got = run_ranks(3, with_strangers, backend=None)
-    assert got[0] == {1: "shared memory", 2: "shared memory"}
-
-
-def without_rank_1_among_strangers(rank: int, size: int) -> bool:
-    """Whether rank 0 gives up in time, though somebody connects again and again."""
-    store = file_store(size)
+@two.check
+def test_strangers_who_come_again_and_again_hold_nobody_up(rank: int, size: int) -> None:
+    """Rank 0 gives up in time, though somebody connects again and again, and rank 1 does not."""
+    store = new_store()
     if rank:
         store.wait(["ended"])
-        return True
+        return
     network = Network(store, rank, size, timeout_s=0.5)
     where = network._reception.doors[0]
     ended = threading.Event()
@@ -216,15 +207,11 @@ def without_rank_1_among_strangers(rank: int, size: int) -> bool:
     try:
         with pytest.raises(ExecutionError, match=r"connect with rank 1, which did not come"):
             network.connect({1})
-        return stranger.is_alive()
+        assert stranger.is_alive()
     finally:
         ended.set()
         stranger.join()
         store.set("ended", "")
-
-
-def test_strangers_who_come_again_and_again_hold_nobody_up() -> None:
-    assert run_ranks(2, without_rank_1_among_strangers, backend=None, timeout_s=90) == [True, True]
 
 
 def test_connections_that_stay_silent_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,16 +243,12 @@ def test_as_many_may_be_silent_as_the_largest_group_needs() -> None:
     small.close()
 
 
-def with_slots(rank: int, size: int) -> str:
-    network = Network(file_store(size), rank, size, timeout_s=90, slot_bytes=4096 << rank, slots=4)
-    with pytest.raises(ExecutionError) as caught:
-        network.connect({1 - rank})
-    return str(caught.value)
-
-
-def test_different_slots_are_refused_on_both_sides() -> None:
+@two.check
+def test_different_slots_are_refused_on_both_sides(rank: int, size: int) -> None:
+    network = Network(new_store(), rank, size, timeout_s=90, slot_bytes=4096 << rank, slots=4)
     expected = "rank 1 has 4 slots of 8192 bytes, but rank 0 has 4 of 4096: all ranks need the same"
-    assert run_ranks(2, with_slots, backend=None) == [expected, expected]
+    with pytest.raises(ExecutionError, match=f"^{expected}$"):
+        network.connect({1 - rank})
 
 
 CANNOT_SHARE = (
@@ -274,67 +257,54 @@ CANNOT_SHARE = (
 )
 
 
-def memory_or_nothing(rank: int, size: int, who: int) -> str:
-    transport = "shared memory" if rank == who else "sockets"
-    network = Network(file_store(size), rank, size, timeout_s=90, transport=transport)
-    with pytest.raises(ExecutionError) as caught:
-        network.connect({1 - rank})
-    return str(caught.value)
-
-
-def test_memory_that_cannot_be_shared_is_an_error_that_names_the_pair() -> None:
+@two.check
+def test_memory_that_cannot_be_shared_is_an_error_that_names_the_pair(rank: int, size: int) -> None:
     for who in range(2):
-        assert run_ranks(2, memory_or_nothing, who, backend=None) == [CANNOT_SHARE, CANNOT_SHARE]
+        transport = "shared memory" if rank == who else "sockets"
+        network = Network(new_store(), rank, size, timeout_s=90, transport=transport)
+        with pytest.raises(ExecutionError, match=f"^{CANNOT_SHARE}$"):
+            network.connect({1 - rank})
 
 
-def says_why(rank: int, size: int) -> str:
-    network = Network(
-        file_store(size), rank, size, timeout_s=90, transport="sockets" if rank == 3 else "auto"
-    )
+@three.check
+def test_abort_reaches_all_peers_whatever_the_transport(rank: int, size: int) -> None:
+    transport = "sockets" if rank == 2 else "auto"
+    network = Network(new_store(), rank, size, timeout_s=90, transport=transport)
     network.connect(range(size))
     exchange(network)
     if rank == 0:
         network.abort("gave up: out of paper")
-        return ""
+        return
     channel = network.channels[0]
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
-    with pytest.raises(ChannelClosedError) as caught:
+    with pytest.raises(ChannelClosedError, match=r"^rank 0 gave up: out of paper$"):
         while poll.poll(90_000):  # bytes that wake may come before
             channel.on_ready()
     network.close()
-    return str(caught.value)
 
 
-def test_abort_reaches_all_peers_whatever_the_transport() -> None:
-    assert run_ranks(4, says_why, backend=None)[1:] == ["rank 0 gave up: out of paper"] * 3
-
-
-def leaves_in_order(rank: int, size: int) -> str:
-    network = Network(file_store(size), rank, size, timeout_s=90)
+@two.check
+def test_leaving_is_said(rank: int, size: int) -> None:
+    network = Network(new_store(), rank, size, timeout_s=90)
     network.connect(range(size))
     if rank == 1:
         network.close()
         network.close()
         with pytest.raises(ExecutionError, match=r"rank 1 connects to ranks \[7\] after it left the group"):
             network.connect({7})
-        return ""
+        return
     channel = network.channels[1]
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     assert poll.poll(90_000)
-    with pytest.raises(PeerLeftError) as caught:
+    with pytest.raises(PeerLeftError, match=r"^rank 1 has left the group$"):
         channel.on_ready()
     network.close()
-    return str(caught.value)
-
-
-def test_leaving_is_said() -> None:
-    assert run_ranks(2, leaves_in_order, backend=None)[0] == "rank 1 has left the group"
 
 
 def dies_before_connecting(rank: int, size: int) -> str:
-    store = file_store(size)
+    store = new_store()
     network = Network(store, rank, size, timeout_s=90)
     if rank == 0:
         store.set("0 will go", str(os.getpid()))
@@ -346,22 +316,16 @@ def dies_before_connecting(rank: int, size: int) -> str:
 
 
 def test_dead_rank_is_noticed_at_once() -> None:
-    dead, caller = run_ranks(2, dies_before_connecting, backend=None, may_fail=True)
+    dead, caller = run_ranks(2, dies_before_connecting, may_fail=True)
     assert dead == Failure("killed", "ended without an answer")
     assert caller.startswith(("rank 1 cannot reach rank 0 at", "rank 0 ended while rank 1 was connecting"))
 
 
-def again_and_again(rank: int, size: int) -> tuple[int, int]:
-    store = file_store(size)
-
+@two.check
+def test_networks_leave_nothing_open(rank: int, size: int) -> None:
     def once(number: int) -> None:
-        network = Network(
-            dist.PrefixStore(str(number), store),
-            rank,
-            size,
-            timeout_s=90,
-            transport="sockets" if number % 2 else "auto",
-        )
+        transport = "sockets" if number % 2 else "auto"
+        network = Network(new_store(), rank, size, timeout_s=90, transport=transport)
         network.connect(range(size))
         exchange(network)
         network.close()
@@ -373,14 +337,9 @@ def again_and_again(rank: int, size: int) -> tuple[int, int]:
 
     once(0)
     before = held()
-    for number in range(1, 11):
+    for number in range(1, 5):
         once(number)
-    return before, held()
-
-
-def test_networks_leave_nothing_open() -> None:
-    for before, after in run_ranks(2, again_and_again, backend=None):
-        assert before == after
+    assert held() == before
 
 
 @contextlib.contextmanager
@@ -526,8 +485,8 @@ def under_a_filter(rank: int, size: int, filtered: int) -> tuple[dict[int, str],
     if rank == filtered and not refuse_calls(MEMFD_CREATE):
         return {}, -1
     found = []
-    for number in range(2):
-        network = Network(dist.PrefixStore(str(number), file_store(size)), rank, size, timeout_s=90)
+    for _ in range(2):
+        network = Network(new_store(), rank, size, timeout_s=90)
         network.connect(range(size))
         exchange(network)
         found.append(transports(network))
@@ -553,7 +512,7 @@ def refuse_calls(number: int) -> bool:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="knows the number of the call on x86-64 alone")
 @pytest.mark.parametrize("filtered", [0, 2])
 def test_where_a_filter_forbids_memory_sockets_serve_and_it_is_said_once(filtered: int) -> None:
-    got = run_ranks(3, under_a_filter, filtered, backend=None)
+    got = run_ranks(3, under_a_filter, filtered)
     if got[filtered] == ({}, -1):
         pytest.skip("no filters of system calls here")
     for rank, (by_peer, said) in enumerate(got):
@@ -567,7 +526,7 @@ def in_a_namespace_of_its_own(rank: int, size: int) -> tuple[dict[int, str], str
     unshare_network = 0x40000000  # CLONE_NEWNET
     if ctypes.CDLL(None).unshare(unshare_network):
         return {}, "not allowed"
-    store = file_store(size)
+    store = new_store()
 
     def shell(*commands: str) -> None:
         for command in commands:
@@ -593,7 +552,7 @@ def in_a_namespace_of_its_own(rank: int, size: int) -> tuple[dict[int, str], str
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
 def test_ranks_in_network_namespaces_of_their_own() -> None:
-    got = run_ranks(2, in_a_namespace_of_its_own, backend=None)
+    got = run_ranks(2, in_a_namespace_of_its_own)
     if got[0] == ({}, "not allowed"):
         pytest.skip("no new network namespaces here")
     assert got == [({1: "sockets"}, "10.99.0.1"), ({0: "sockets"}, "10.99.0.2")]
@@ -779,66 +738,58 @@ def test_other_users_of_the_host_do_not_get_in_by_the_unix_socket(monkeypatch: p
     os.close(ended)
 
 
-def without_descriptors(rank: int, size: int) -> tuple[str, str]:
-    """Rank 0 has no descriptor left when rank 1 dials; then it closes some."""
-    found = []
-    for number, is_for_good in enumerate((True, False)):
-        store = dist.PrefixStore(str(number), file_store(size))
+@two.check
+def test_a_rank_without_descriptors_says_so_in_time_or_goes_on_when_it_has_some(rank: int, size: int) -> None:
+    """Rank 0 has no descriptor left when rank 1 dials; the second time it then closes some."""
+    for is_for_good in (True, False):
+        store = new_store()
         network = Network(store, rank, size, timeout_s=1 if is_for_good and not rank else 90)
         if rank == 0:
             network._reception.wait(0)
-            kept = []
+            kept: list[int] = []
             with pytest.raises(OSError, match="Too many open files"):
                 while True:
                     kept.append(os.open("/dev/null", os.O_RDONLY))
             if not is_for_good:
                 threading.Timer(0.5, lambda kept=kept: list(map(os.close, kept))).start()
+        else:
+            until(lambda store=store: store.check(["arborcast/channels/0"]))
+        said = ""
         try:
-            if rank == 1:
-                until(lambda store=store: store.check(["arborcast/channels/0"]))
             network.connect({1 - rank})
             exchange(network)
-            found.append("connected")
         except ExecutionError as error:
-            found.append(str(error))
+            said = str(error)
         if rank == 0 and is_for_good:
             for one in kept:
                 os.close(one)
         network.close()
-    return found[0], found[1]
+        late = "rank 0 waited 1 s to connect with rank 1, which did not come in"
+        if not is_for_good:
+            assert not said
+        elif rank == 0:
+            assert said == f"{late}: Too many open files (see ulimit -n)"
+        else:
+            assert said.startswith(("rank 0 ended while rank 1 was connecting", "rank 1 cannot reach rank 0"))
 
 
-def test_a_rank_without_descriptors_says_so_in_time_or_goes_on_when_it_has_some() -> None:
-    first, second = run_ranks(2, without_descriptors, backend=None)
-    late = "rank 0 waited 1 s to connect with rank 1, which did not come in"
-    assert first == (f"{late}: Too many open files (see ulimit -n)", "connected")
-    assert second[0].startswith(("rank 0 ended while rank 1 was connecting", "rank 1 cannot reach rank 0"))
-    assert second[1] == "connected"
-
-
-def ended_while_connecting(rank: int, size: int, reason: str | None) -> str:
-    """Rank 1 never comes, or is there and never answers."""
-    store = file_store(size)
-    if rank == 1:
-        store.wait(["ended"])
-        return ""
-    network = Network(store, rank, size, timeout_s=1e8)
-
-    def end() -> None:
-        until(lambda: any_inside("_connect"))
-        network.close() if reason is None else network.abort(reason)
-
-    ending = threading.Thread(target=end)
-    ending.start()
-    with pytest.raises(ExecutionError) as caught:
-        network.connect({1})
-    ending.join()
-    store.set("ended", "")
-    return str(caught.value)
-
-
-def test_a_rank_that_connects_can_be_told_to_end() -> None:
-    """However long it may wait: more than sockets and `poll` know, here."""
+@two.check
+def test_a_rank_that_connects_can_be_told_to_end(rank: int, size: int) -> None:
+    """However long it may wait for one that never comes: more than sockets and `poll` know, here."""
     for reason, said in ((None, "left the group"), ("gave up: of a whim", "gave up: of a whim")):
-        found = run_ranks(2, ended_while_connecting, reason, backend=None)
-        assert found[0] == f"rank 0 was connecting when it {said}"
+        store = new_store()
+        if rank == 1:
+            store.wait(["ended"])
+            continue
+        network = Network(store, rank, size, timeout_s=1e8)
+
+        def end(network: Network = network, reason: str | None = reason) -> None:
+            until(lambda: any_inside("_connect"))
+            network.close() if reason is None else network.abort(reason)
+
+        ending = threading.Thread(target=end)
+        ending.start()
+        with pytest.raises(ExecutionError, match=f"^rank 0 was connecting when it {said}$"):
+            network.connect({1})
+        ending.join()
+        store.set("ended", "")

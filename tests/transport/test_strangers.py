@@ -60,7 +60,7 @@ def _under_attack(rank: int, size: int, connections: int) -> float:
     """The sums of groups that are made while strangers come; every rank has a stranger of its own."""
     store = dist.FileStore(f"{store_path()}-where", size)
     begin(rank, size, "first", PATIENCE_S)
-    reception = dist.group.WORLD._communicator._network._reception  # type: ignore[union-attr]
+    reception = dist.group.WORLD._communicator.member.network._reception  # type: ignore[union-attr]
     store.set(f"{rank}", f"{reception.doors[0][0]} {reception.doors[0][1]} {reception.name}")
     found = [store.get(str(other)).decode().split() for other in range(size)]
     where = [(host, int(port), name) for host, port, name in found]

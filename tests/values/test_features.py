@@ -147,6 +147,10 @@ OTHER_LINK = {
     "rate_assumed": "a guess",
     "latency_assumed": "another",
     "addresses": ("10.1.0.1", "10.1.0.2"),
+    "lanes": tuple(
+        Link(0, 1, rate, Fraction(1), addresses=(f"10.1.{at}.1", f"10.1.{at}.2"))
+        for at, rate in enumerate((Fraction(1), Fraction(3)))
+    ),
 }
 OTHER_SWITCH = {
     "name": "t",
@@ -171,7 +175,8 @@ def test_every_attribute_has_another_value_below() -> None:
     assert set(OTHER_LINK) == {each.name for each in fields(Link)} - {"src", "dst"}
     assert set(OTHER_SWITCH) == {each.name for each in fields(Switch)}
     assert set(OTHER_TOPOLOGY) == {each.name for each in fields(Topology)} - {"ranks", "links", "switches"}
-    assert set(LinkShape.__annotations__) - {"between", "from", "to"} == set(OTHER_LINK)
+    # In files lanes are links.
+    assert set(LinkShape.__annotations__) - {"between", "from", "to"} == set(OTHER_LINK) - {"lanes"}
     assert set(SwitchShape.__annotations__) == set(OTHER_SWITCH)
     assert set(TopologyShape.__annotations__) == {each.name for each in fields(Topology)}
 

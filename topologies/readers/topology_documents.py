@@ -63,7 +63,7 @@ def _plain(document: Mapping[str, Any], place: str) -> tuple[dict[str, Any], lis
     """The document without `version`, and links without `parallel`; a note on links that stand twice.
 
     In version 1 links of the same ends and latency count as one with the sum of their bandwidths, in version
-    2 a link of ends that another one has must say `parallel: true`.
+    2 a link of ends that another one has must say `parallel: true`, or have addresses.
 
     Raises:
         TopologyError: another version, or such a link that does not say so.
@@ -81,6 +81,7 @@ def _plain(document: Mapping[str, Any], place: str) -> tuple[dict[str, Any], lis
         where, meant = f"{place}: links[{index}]", entry.get("parallel", None)
         if meant not in (None, True):
             raise TopologyError(f"{where}.parallel: must be true, got {shorten(meant)}")
+        meant = meant or "addresses" in entry  # of their own each, or they are refused
         both = entry.get("between")
         ends = tuple(map(str, both if isinstance(both, list) else (entry.get("from"), entry.get("to"))))
         latency, ways = str(entry.get("latency_us", 0)), {ends, ends[::-1]} if both else {ends}
