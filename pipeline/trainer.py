@@ -38,7 +38,7 @@ from arborcast.pipeline.run.prepared_layers import Prepare
 from arborcast.pipeline.run.rank_context import RankContext
 from arborcast.pipeline.run.recorder import PassRecorder
 from arborcast.pipeline.run.stage_groups import Groups, fabric_of
-from arborcast.pipeline.run.stage_messages import Messages, Messenger
+from arborcast.pipeline.run.stage_messages import MessageCounts, Messenger
 from arborcast.pipeline.run.training_options import OptimizerOf, TrainingOptions, check_job, words_of_plan
 from arborcast.pipeline.sharding.evaluation import CollectiveCall
 from arborcast.pipeline.simulation.timeline import Timeline
@@ -345,7 +345,7 @@ class Trainer:
         return self._ready().update.norm if self._kept is None else self._kept[2]
 
     @property
-    def messages(self) -> Messages:
+    def messages(self) -> MessageCounts:
         """How much this rank exchanged with other stages so far."""
         return self._messages
 

@@ -39,7 +39,7 @@ from typing import Any
 
 from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
-from arborcast.backends.transport.lanes import Lanes
+from arborcast.backends.transport.lanes import CableLanes
 from arborcast.synth.simulation.service import AHEAD
 
 
@@ -100,7 +100,7 @@ class TaskGraph:
     scratch_elements: int
 
 
-def compile_graph(program: Program, *, ahead: int = AHEAD, lanes: Lanes | None = None) -> TaskGraph:
+def compile_graph(program: Program, *, ahead: int = AHEAD, lanes: CableLanes | None = None) -> TaskGraph:
     """The graph of a program of `backends.lowering.lower`; linear in the number of its operations.
 
     Slices that are in use at the same time must be equal or disjoint, which those of lowered programs are.
@@ -172,7 +172,7 @@ def _share(drafts: list[_Draft]) -> None:
                 send.share = share
 
 
-def _split(drafts: list[_Draft], lanes: Lanes) -> list[_Draft]:
+def _split(drafts: list[_Draft], lanes: CableLanes) -> list[_Draft]:
     """Each message as its parts along the lanes to its peer; indices are new."""
     parts_of: dict[int, range] = {}
     found: list[_Draft] = []

@@ -16,8 +16,8 @@ import torch
 import triton.language as tl
 
 from arborcast.backends.device import kernel
-from arborcast.backends.device.memory import Memory
-from arborcast.backends.device.plan import Plan
+from arborcast.backends.device.memory import PeerMemory
+from arborcast.backends.device.plan import DevicePlan
 from arborcast.backends.device.tables import INPUT, OUTPUT
 from arborcast.backends.errors import ExecutionError
 from arborcast.synth.errors import InputError
@@ -76,9 +76,9 @@ class DeviceExecutor:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: DevicePlan,
         rank: int,
-        memory: Memory,
+        memory: PeerMemory,
         dtype: torch.dtype,
         block: int = 1024,
         warps: int = 4,

@@ -13,7 +13,7 @@ _VECTOR = 16
 """Bytes at whose multiples staging begins."""
 
 
-class Memory(Protocol):
+class PeerMemory(Protocol):
     """What an executor needs of it.
 
     Attributes:
@@ -51,12 +51,12 @@ class SharedMemory:
             tensor.share_memory_()  # type: ignore[no-untyped-call]
 
     def addresses(self) -> list[int]:
-        """See `Memory`."""
+        """See `PeerMemory`."""
         staging = [-(-tensor.data_ptr() // _VECTOR) * _VECTOR for tensor in self._staging]
         return staging + [tensor.data_ptr() for tensor in self._flags]
 
     def abort(self, rank: int) -> None:
-        """See `Memory`."""
+        """See `PeerMemory`."""
         raise_word(self._flags[rank], self._lanes)
 
     def start_at(self, number: int) -> None:
@@ -93,12 +93,12 @@ class SymmetricMemory:
         dist.barrier(group)
 
     def addresses(self) -> list[int]:
-        """See `Memory`."""
+        """See `PeerMemory`."""
         staging: list[int] = list(self._handle.buffer_ptrs)
         return staging + [start + self._staging_bytes for start in staging]
 
     def abort(self, rank: int) -> None:
-        """See `Memory`: of this rank only, whose watch it is."""
+        """See `PeerMemory`: of this rank only, whose watch it is."""
         raise_word(self._own[self._staging_bytes :].view(torch.int32), self._lanes)
 
 

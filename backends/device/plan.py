@@ -70,7 +70,7 @@ class _Instruction:
     time: int = 0
 
 
-class Plan:
+class DevicePlan:
     """All ranks' instructions, and memory that does not depend on the length of buffers.
 
     Args:

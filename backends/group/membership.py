@@ -28,7 +28,7 @@ from arborcast.backends.tensors.shared_store import shared_store
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store, has_nccl
 from arborcast.backends.transport.addresses import Ends, can_be_bound, listening_addresses
 from arborcast.backends.transport.alarm import Alarm
-from arborcast.backends.transport.lanes import Lanes
+from arborcast.backends.transport.lanes import CableLanes
 from arborcast.backends.transport.network import Network
 from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective, Kind
@@ -224,7 +224,7 @@ class Membership:
         self.network.close()
 
     @property
-    def lanes(self) -> Lanes | None:
+    def lanes(self) -> CableLanes | None:
         """See the class."""
         cabling = self.fabric.cabling(self.rank)
         return None if cabling is None else cabling.lanes

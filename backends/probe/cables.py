@@ -75,7 +75,7 @@ class Cable:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCables:
     """What `probe_cables` found.
 
     Attributes:
@@ -193,7 +193,9 @@ class StoreMeeting:
                 )
 
 
-def probe_cables(*, prepare: Callable[[int], int], conclude: Callable[[Found], int], effort: Effort) -> int:
+def probe_cables(
+    *, prepare: Callable[[int], int], conclude: Callable[[FoundCables], int], effort: Effort
+) -> int:
     """Find and measure the cables between all processes that torchrun started, one on each host.
 
     Args:
@@ -216,7 +218,7 @@ def probe_cables(*, prepare: Callable[[int], int], conclude: Callable[[Found], i
         raise one_line("probe", error) from error
 
 
-def _probe(prepare: Callable[[int], int], conclude: Callable[[Found], int], effort: Effort) -> int:
+def _probe(prepare: Callable[[int], int], conclude: Callable[[FoundCables], int], effort: Effort) -> int:
     timeout = timedelta(seconds=effort.timeout_s)
     job, rank, size = next(dist.rendezvous("env://", timeout=timeout))
     job.set_timeout(timeout)
@@ -251,7 +253,7 @@ def _probe(prepare: Callable[[int], int], conclude: Callable[[Found], int], effo
         network.abort(f"gave up: {error}")
         raise
     network.close()
-    found = Found(tuple(answering), measured, (*notes, *silent, *shared(measured)))
+    found = FoundCables(tuple(answering), measured, (*notes, *silent, *shared(measured)))
     status = max(meeting.gathered(conclude(found) if rank == 0 else 0))
     meeting.leave()
     return status

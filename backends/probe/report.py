@@ -18,7 +18,7 @@ from arborcast.synth.formats.topology_text import topology_to_yaml
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
-    from arborcast.backends.probe.cables import Found
+    from arborcast.backends.probe.cables import FoundCables
 
 _MOST_NAMED = 4  # machines that are as near as the one that is named
 
@@ -28,7 +28,7 @@ def topology_file(found: Inference, measured: Measurements) -> str:
     return topology_to_yaml(found.topology, head=_head(found, measured), foot=_foot(measured))
 
 
-def cables_file(found: Found, topology: Topology) -> str:
+def cables_file(found: FoundCables, topology: Topology) -> str:
     """The same of cables."""
     head = [
         "Measured by `synth probe --cables`. Bandwidths are GB/s (1e9 bytes), latencies one way in us.",
@@ -39,14 +39,14 @@ def cables_file(found: Found, topology: Topology) -> str:
     return topology_to_yaml(topology, head=head, foot=_foot(found.measured))
 
 
-def describe_cables(found: Found) -> Iterator[str]:
+def describe_cables(found: FoundCables) -> Iterator[str]:
     """A line for each cable, and one for what messages cost."""
     for cable in found.cables:
         yield f"cable      {cable}"
     yield f"messages   {_costs(found.measured)}"
 
 
-def cables_document(found: Found, topology: Topology) -> dict[str, Any]:
+def cables_document(found: FoundCables, topology: Topology) -> dict[str, Any]:
     """Everything for `--json`; see `document`."""
     return {
         "ranks": topology.ranks,

@@ -24,7 +24,7 @@ from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Send
 from arborcast.backends.lowering.rank_view import digest_of
-from arborcast.backends.transport.lanes import Lanes
+from arborcast.backends.transport.lanes import CableLanes
 from arborcast.synth.alltoallv.block_planner import AlltoallvPlanner
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.simulation.pieces import PieceRule
@@ -92,7 +92,7 @@ class Exchanges:
         *,
         is_known: bool,
         gone: Iterable[Hop] = (),
-        lanes: Lanes | None = None,
+        lanes: CableLanes | None = None,
     ) -> None:
         self._topology = topology
         self._rank = rank

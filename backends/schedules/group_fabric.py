@@ -18,7 +18,7 @@ from arborcast import topologies
 from arborcast.backends.options import Options
 from arborcast.backends.programs.traffic import straight_ways
 from arborcast.backends.schedules.spare import fitting_spares
-from arborcast.backends.transport.lanes import Lanes
+from arborcast.backends.transport.lanes import CableLanes
 from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty, without
 from arborcast.synth.formats.numerals import shorten
@@ -50,7 +50,7 @@ class Cabling:
 
     ends: Mapping[int, Ends | None]
     beside: frozenset[int]
-    lanes: Lanes
+    lanes: CableLanes
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class GroupFabric:
                 out[peer] = [cable.bandwidth for cable in found]
                 into[peer] = [cable.bandwidth for cable in self.cables[peer, rank]]
         tree = {one for one in before if one != rank and (before[one] == rank or before[rank] == one)}
-        return Cabling(ends, frozenset(tree), Lanes(self.topology.ranks, out, into))
+        return Cabling(ends, frozenset(tree), CableLanes(self.topology.ranks, out, into))
 
     def __str__(self) -> str:
         """One line for a log."""

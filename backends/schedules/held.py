@@ -41,7 +41,7 @@ from arborcast.backends.schedules.synthesis import (
 )
 from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
-from arborcast.backends.transport.lanes import Lanes
+from arborcast.backends.transport.lanes import CableLanes
 from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
@@ -109,7 +109,7 @@ class Schedules:
         joint: Callable[[Kind, int | None], JointPart | None] | None = None,
         spare: Callable[[Kind, int | None], ScheduleTable | None] | None = None,
         cores: int | None = None,
-        lanes: Lanes | None = None,
+        lanes: CableLanes | None = None,
     ) -> None:
         self.topology = left_of(fabric)
         self._fabric = fabric

@@ -23,7 +23,7 @@ Pieces are longer (`synth.simulation.pieces.SHORTEST_BYTES`).
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class CableLanes:
     """How the messages of one rank are split.
 
     Attributes:

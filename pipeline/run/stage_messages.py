@@ -86,7 +86,7 @@ def is_absent(tensor: Tensor) -> bool:
 
 
 @dataclass
-class Messages:
+class MessageCounts:
     """What a rank sent to and received from other stages so far."""
 
     sent: int = 0
@@ -143,7 +143,7 @@ class Messenger:
         self._name = name
         self._recorder = recorder
         self._watchers = ThreadPoolExecutor(_WATCHERS) if recorder.is_on else None
-        self.messages = Messages()
+        self.messages = MessageCounts()
 
     def send(self, tensor: Tensor, peer: int, tag: int, *, what: str, microbatch: int) -> Pending:
         """Begin to send a contiguous tensor to a rank of the job.

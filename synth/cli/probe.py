@@ -23,7 +23,7 @@ from arborcast.synth.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from arborcast.backends.probe.cables import Found
+    from arborcast.backends.probe.cables import FoundCables
     from arborcast.backends.probe.measurements import Measurements
     from arborcast.synth.topology import Topology
 
@@ -223,7 +223,7 @@ class _Report:
         _warn(list(contradictions), most=len(contradictions))
         return 1 if contradictions else 0
 
-    def conclude_cables(self, found: Found) -> int:
+    def conclude_cables(self, found: FoundCables) -> int:
         """The same of cables."""
         from arborcast.backends.probe.report import (
             TABLE_HEADER,

@@ -38,7 +38,7 @@ _LONGEST = 1 << 10  # times the longest at first: a phase that fills narrow link
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PricedTree:
     """The cheapest carrier under some lengths, its cost and how many arborescences it took to find it."""
 
     carrier: WeightedTree
@@ -46,7 +46,7 @@ class Found:
     calls: int
 
 
-Finder: TypeAlias = Callable[[Ints], Found]
+Finder: TypeAlias = Callable[[Ints], PricedTree]
 
 
 def weigh(
@@ -96,11 +96,11 @@ def weigh(
 
 
 def _tree_finder(graph: LogicalGraph, root: int) -> Finder:
-    def find(lengths: Ints) -> Found:
+    def find(lengths: Ints) -> PricedTree:
         distances = graph.distances(lengths)
         routes = distances.routes(cheapest_arborescence(distances.matrix, root))
         tree = WeightedTree(root, Fraction(0), routes)
-        return Found(tree, int(tree.uses @ lengths), 1)
+        return PricedTree(tree, int(tree.uses @ lengths), 1)
 
     return find
 
@@ -109,9 +109,9 @@ def _mirrored_finder(graph: LogicalGraph) -> Finder:
     """One tree serves both ways: an edge costs what its links cost there and back."""
     find_tree = _tree_finder(graph, 0)
 
-    def find(lengths: Ints) -> Found:
+    def find(lengths: Ints) -> PricedTree:
         found = find_tree(lengths + lengths[graph.reverse])
-        return Found(mirrored(found.carrier), found.cost, 1)
+        return PricedTree(mirrored(found.carrier), found.cost, 1)
 
     return find
 
@@ -121,11 +121,11 @@ def _pair_finder(outward: LogicalGraph) -> Finder:
     there = outward.numbers(inward.heads, inward.tails)
     finders = [(_tree_finder(outward, root), _tree_finder(inward, root)) for root in range(outward.ranks)]
 
-    def find(lengths: Ints) -> Found:
+    def find(lengths: Ints) -> PricedTree:
         both = ((find_out(lengths), find_in(lengths[there])) for find_out, find_in in finders)
         out, into = min(both, key=lambda pair: pair[0].cost + pair[1].cost)
         carrier = pair(out.carrier, into.carrier, Fraction(0))
-        return Found(carrier, out.cost + into.cost, 2 * outward.ranks)
+        return PricedTree(carrier, out.cost + into.cost, 2 * outward.ranks)
 
     return find
 
@@ -250,7 +250,7 @@ class _MwuRun:
     def _whole_lengths(self) -> Ints:
         return (self.lengths * _FULL_LENGTH).astype(np.int64) + 1
 
-    def _give(self, commodity: int, found: Found, most: int, growth: float) -> int:
+    def _give(self, commodity: int, found: PricedTree, most: int, growth: float) -> int:
         """Give a carrier what its narrowest link has in all, and let its links grow longer."""
         uses = found.carrier.uses
         passed = np.flatnonzero(uses)

@@ -92,7 +92,7 @@ class Streams(NamedTuple):
     ends: Ints
 
 
-class Messages(NamedTuple):
+class StreamQueues(NamedTuple):
     """What streams hold back in a run; messages are numbered transfer by transfer, piece by piece.
 
     Attributes:
@@ -200,7 +200,7 @@ def play(  # noqa: PLR0912, PLR0915
     )
     waiting, touched = queues.waiting, queues.touched
     counted = layout.step.size * pieces if streams.limits.size > 0 else 0
-    messages = Messages(
+    messages = StreamQueues(
         streams.limits.copy(),
         [0 for _ in range(0)],
         [[0 for _ in range(0)] for _ in range(streams.limits.size)],
@@ -307,7 +307,7 @@ def _take(waiting: list[int], frames: int, seed: int, count: int) -> int:
 def _begin(
     layout: EventArrays,
     streams: Streams,
-    messages: Messages,
+    messages: StreamQueues,
     offered: list[int],
     pieces: int,
     frames: int,
@@ -356,7 +356,7 @@ def _begin(
 def _take_streams(
     layout: EventArrays,
     streams: Streams,
-    messages: Messages,
+    messages: StreamQueues,
     candidates: list[tuple[int, int]],
     going: list[int],
     pieces: int,
@@ -389,7 +389,7 @@ def _take_streams(
 
 @kernel
 def _end(
-    layout: EventArrays, streams: Streams, messages: Messages, hop: int, piece: int, pieces: int
+    layout: EventArrays, streams: Streams, messages: StreamQueues, hop: int, piece: int, pieces: int
 ) -> None:
     """A frame has left a link: behind the last frame on the last link its message ends."""
     transfer = layout.transfer[hop]

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from arborcast.synth.symmetry.permutations import closure, compose, identity, orbit
-from arborcast.synth.symmetry.refinement import Level, OrderedPartition, Refiner, SpentError, around
+from arborcast.synth.symmetry.refinement import BaseVertex, OrderedPartition, Refiner, SpentError, around
 from arborcast.synth.topology import Permutation, Topology, Vertex
 
 EFFORT = 1_000_000
@@ -155,7 +155,7 @@ class _GeneratorSearch:
     def _complete(
         self,
         refiner: Refiner,
-        levels: Sequence[Level],
+        levels: Sequence[BaseVertex],
         last: OrderedPartition,
         depth: int,
         found: list[Permutation],

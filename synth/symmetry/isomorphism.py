@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from arborcast.synth.errors import TopologyError
-from arborcast.synth.symmetry.refinement import Level, OrderedPartition, Refiner, SpentError, around
+from arborcast.synth.symmetry.refinement import BaseVertex, OrderedPartition, Refiner, SpentError, around
 from arborcast.synth.topology import Hop, LinkKind, Permutation, Topology
 
 _EFFORT = 10_000_000  # ends of links that one comparison may look at: far more than 32 vertices can need
@@ -70,7 +70,7 @@ class ComparableTopology:
         return tuple(sorted(zip(colours, self._colours, strict=True))), tuple(links)
 
     @cached_property
-    def _base(self) -> tuple[list[Level], OrderedPartition]:
+    def _base(self) -> tuple[list[BaseVertex], OrderedPartition]:
         return self._refiner.base(self._start)
 
     def isomorphism(self, other: ComparableTopology) -> Permutation | None:

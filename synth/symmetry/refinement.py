@@ -113,7 +113,7 @@ class OrderedPartition:
         return changed
 
 
-class Level(NamedTuple):
+class BaseVertex(NamedTuple):
     """A vertex of a base, which are made special one after the other.
 
     Attributes:
@@ -163,7 +163,7 @@ class Refiner:
         after = partition.copy()
         return None if self.single_out(after, vertex, expected) is None else after
 
-    def base(self, partition: OrderedPartition) -> tuple[list[Level], OrderedPartition]:
+    def base(self, partition: OrderedPartition) -> tuple[list[BaseVertex], OrderedPartition]:
         """Vertices of a refined partition made special, one by one, until each has a colour of its own.
 
         Returns:
@@ -172,14 +172,14 @@ class Refiner:
         levels = []
         while (vertex := partition.least_ambiguous()) is not None:
             after, trace = self.individualized(partition, vertex)
-            levels.append(Level(vertex, partition, trace))
+            levels.append(BaseVertex(vertex, partition, trace))
             partition = after
         return levels, partition
 
     def matchings(
         self,
         partition: OrderedPartition,
-        levels: Sequence[Level],
+        levels: Sequence[BaseVertex],
         last: OrderedPartition,
         first: Iterable[Vertex] | None = None,
     ) -> Iterator[Permutation]:

@@ -13,7 +13,7 @@ from arborcast import synth, topologies
 from arborcast.backends.dataflow.task_graph import Act, TaskGraph, compile_graph
 from arborcast.backends.lowering.lower import lower
 from arborcast.backends.transport import lanes
-from arborcast.backends.transport.lanes import Lanes, split
+from arborcast.backends.transport.lanes import CableLanes, split
 from tests.support.definition import inputs_of
 from tests.support.drawn_schedules import recursive_doubling, ring_allreduce
 from tests.support.graph_simulation import Simulation
@@ -36,10 +36,10 @@ def test_parts_tile_a_message_in_proportion_to_the_rates(length: int, rates: lis
         assert abs(lengths.get(lane, 0) - length * rate / sum(rates)) < 1
 
 
-def of_all(ranks: int, rates: dict[tuple[int, int], list[Fraction]]) -> list[Lanes]:
+def of_all(ranks: int, rates: dict[tuple[int, int], list[Fraction]]) -> list[CableLanes]:
     """What each rank knows of lanes between some ranks, by sender and receiver."""
     return [
-        Lanes(
+        CableLanes(
             ranks,
             {dst: each for (src, dst), each in rates.items() if src == rank},
             {src: each for (src, dst), each in rates.items() if dst == rank},

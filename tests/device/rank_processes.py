@@ -101,12 +101,12 @@ def planned(case: Case) -> Any:
     import torch
 
     from arborcast import synth, topologies
-    from arborcast.backends.device.plan import Plan
+    from arborcast.backends.device.plan import DevicePlan
 
     schedule = synth.solve(topologies.load(case.fabric, ranks=case.ranks or None), case.kind, **case.solve)
     itemsize = getattr(torch, case.dtype).itemsize
     options = {"groups": case.groups, "lanes": case.lanes, "piece": case.piece, "push": case.push}
-    return Plan(schedule, itemsize=itemsize, **options)
+    return DevicePlan(schedule, itemsize=itemsize, **options)
 
 
 def drawn(case: Case, plan: Any) -> list[tuple[int, list[Any], list[Any]]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from arborcast.backends.device.plan import Plan
+from arborcast.backends.device.plan import DevicePlan
 from arborcast.synth.errors import InputError
 from tests.device.rank_processes import Case, run_cases
 from tests.support.drawn_schedules import ring_allreduce
@@ -68,7 +68,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
     from arborcast.backends.device.executor import DeviceExecutor
     from arborcast.backends.device.memory import SharedMemory
 
-    plan = Plan(ring_allreduce(3))
+    plan = DevicePlan(ring_allreduce(3))
     rank = DeviceExecutor(plan, 0, SharedMemory(plan.shape, 4), torch.float32)
     whole = torch.zeros(9)
     with pytest.raises(

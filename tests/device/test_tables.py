@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast import synth, topologies
-from arborcast.backends.device.plan import Plan
+from arborcast.backends.device.plan import DevicePlan
 from arborcast.backends.device.tables import LENGTH, SIGNALS, SOURCES, TARGETS, WAITS, Shape, Tables
 from arborcast.synth.collective import NAMED_KINDS
 from arborcast.synth.errors import InputError
@@ -51,14 +51,14 @@ def solved(fabric: str, kind: str, options: dict[str, Any]) -> AnySchedule:
     return synth.solve(topologies.load(fabric), kind, **options)
 
 
-def made(schedule: AnySchedule, count: int, **options: Any) -> tuple[Plan, list[Tables]]:
-    plan = Plan(schedule, **options)
+def made(schedule: AnySchedule, count: int, **options: Any) -> tuple[DevicePlan, list[Tables]]:
+    plan = DevicePlan(schedule, **options)
     return plan, [plan.tables(rank, count) for rank in range(plan.ranks)]
 
 
 def run_calls(schedule: AnySchedule, counts: list[int], **options: Any) -> None:
     """Calls of several lengths one after another, each exact, in orders that are drawn."""
-    plan = Plan(schedule, **options)
+    plan = DevicePlan(schedule, **options)
     memory = Memory(plan.shape)
     for seed, count in enumerate(counts):
         tables = [plan.tables(rank, count) for rank in range(plan.ranks)]
@@ -105,16 +105,16 @@ def test_drawn_schedules_are_right(draw: Callable[[], AnySchedule]) -> None:
 def test_a_tree_is_pipelined_with_short_rings() -> None:
     """Whatever the height of trees, a message lags by one time: four slots."""
     for fabric in ("ring:4", "ring:8"):
-        plan = Plan(solved(fabric, "broadcast", {}))
+        plan = DevicePlan(solved(fabric, "broadcast", {}))
         assert plan.shape.ring == 4
         assert plan.shape.depth >= topologies.load(fabric).ranks // 2
 
 
 def test_what_is_not_served_is_refused() -> None:
     with pytest.raises(InputError, match="device: must be a collective with blocks of one size, got custom"):
-        Plan(custom_exchange())
+        DevicePlan(custom_exchange())
     with pytest.raises(InputError, match="device: lanes must be at least 1, got 0"):
-        Plan(tree_broadcast(), lanes=0)
+        DevicePlan(tree_broadcast(), lanes=0)
 
 
 Mutation = tuple[str, Shape, list[Tables]]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from arborcast.backends.device.executor import DeviceExecutor
 from arborcast.backends.device.memory import SharedMemory, SymmetricMemory
-from arborcast.backends.device.plan import Plan
+from arborcast.backends.device.plan import DevicePlan
 from arborcast.backends.errors import ExecutionError
 from tests.device.rank_processes import Case, drawn, planned
 from tests.device.test_kernel import TYPES, all_cases
@@ -71,7 +71,7 @@ def test_long_buffers() -> None:
 
 
 def test_a_missing_peer_ends_the_call_in_time() -> None:
-    plan = Plan(ring_allreduce(3))
+    plan = DevicePlan(ring_allreduce(3))
     memory = SharedMemory(plan.shape, 4, "cuda")
     executor = DeviceExecutor(plan, 0, memory, torch.float32, timeout_s=1.0)
     whole = torch.zeros(9, device="cuda")

@@ -9,7 +9,7 @@ import pytest
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.probe.cables import (
-    Found,
+    FoundCables,
     _check_joined,
     _concluded,
     lanes_of,
@@ -130,7 +130,7 @@ def probed(rank: int, address: str, store: str, size: int, file: str) -> tuple[i
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
     notes: list[str] = []
 
-    def conclude(found: Found) -> int:
+    def conclude(found: FoundCables) -> int:
         Path(file).write_text(cables_file(found, found.topology("found")), encoding="utf-8")
         notes.extend(found.notes)
         return 0

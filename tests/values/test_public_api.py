@@ -6,6 +6,7 @@ import importlib
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -75,3 +76,11 @@ def test_what_needs_no_tensors_does_not_load_torch() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"
+
+
+def test_the_name_of_a_class_stands_once_in_the_product() -> None:
+    folders = [Path(str(part.__file__)).parent for part in (synth, topologies, backends, pipeline)]
+    texts = [path.read_text(encoding="utf-8") for folder in folders for path in sorted(folder.rglob("*.py"))]
+    names = Counter(re.findall(r"^ *class ([A-Z]\w*)", "\n".join(texts), re.MULTILINE))
+    assert len(names) > 500
+    assert [name for name, count in names.items() if count > 1] == []

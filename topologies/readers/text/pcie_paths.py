@@ -43,7 +43,7 @@ def assumed_slot(rates: Rates) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class PcieTree:
+class PathTree:
     """The tree over the GPUs.
 
     Attributes:
@@ -72,7 +72,7 @@ def pcie_tree(
     first: Vertex,
     nodes: tuple[Mapping[str, int], int],
     are_sockets: bool = False,
-) -> PcieTree:
+) -> PathTree:
     """The tree that the words for pairs of devices describe, with what the rest of a tool's text says of it.
 
     Where NVLinks hide the path of two GPUs, NICs that are near to both tell it, then `together`; where that
@@ -129,7 +129,7 @@ def pcie_tree(
     notes = [slot.note] if slot.note else [] if are_known else [assumed_slot(said.rates)]
     notes += [*dict.fromkeys(filter(None, map(slot.holds_back, kinds))), *merged]
     notes += [way.note] if joined and stated is None else []
-    return PcieTree(assuming(links, latency=PCIE_HOP), growing.names, near, notes)
+    return PathTree(assuming(links, latency=PCIE_HOP), growing.names, near, notes)
 
 
 @dataclass(slots=True)
