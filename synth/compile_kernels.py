@@ -21,7 +21,7 @@ from arborcast.synth.collective import NAMED_KINDS, Collective
 from arborcast.synth.kernels.compiled import compile_all, kernel_folder
 from arborcast.synth.lp.exact_system import ExactSystem
 from arborcast.synth.methods import IMPLICIT_KINDS
-from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.simulation.simulator import Runs
 from arborcast.synth.topology import Link, Switch, Topology
 from arborcast.synth.verification.verifier import verify
 
@@ -36,7 +36,9 @@ def warm() -> None:
     spokes = _both_ways([(0, 1), (0, 3), (1, 3), (2, 3)])
     for topology in (Topology.build("triangle", 3, triangle), Topology.build("spokes", 3, spokes, ["hub"])):
         for kind in NAMED_KINDS:
-            simulate(solve(topology, kind), 1 << 20)
+            runs = Runs(solve(topology, kind))
+            runs.choice(1 << 20)
+            runs.least_us(1 << 20)
         solve(topology, "allreduce", method="mwu", max_trees=1)
         solve(topology, "broadcast", method="trees", max_height=2)
         pareto(topology, "broadcast", max_steps=2, cache=False)
