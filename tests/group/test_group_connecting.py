@@ -77,8 +77,8 @@ def test_the_death_of_a_rank_reaches_all_who_wait_for_it(spoil: Callable[[int], 
 def test_who_waits_for_a_stopped_rank_names_it_when_the_time_is_over(spoil: Callable[[int], None]) -> None:
     """A process that is stopped cannot be told from a slow one before that.
 
-    Rank 0, which is no neighbour of it, may have made its group by then and wait for a neighbour in a call; if
-    its time is over first, that is the cause that all are told.
+    Rank 0, which is no neighbour of it, may have made its group by then and wait for a neighbour in a call;
+    if its time is over first, that is the cause that all are told.
     """
     results = run_ranks(RANKS, _stopped, spoil, backend="synth", group_timeout_s=LONG_S, may_fail=True)
     named = rf"waited 2 s .* rank {VICTIM}\b"
