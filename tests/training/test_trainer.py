@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from arborcast import topologies
 from arborcast.pipeline.errors import BatchError
+from arborcast.pipeline.model.traced import trace
 from arborcast.pipeline.run import boundary, executor, gradients
 from arborcast.pipeline.stages import Plan, overlaps, shares
 from arborcast.pipeline.trainer import Trainer
 from arborcast.synth.errors import InputError
 from tests.support.ranks import run_ranks, store_path
+from tests.support.traced_models import Language
 from tests.support.training_cases import (
     LAYERS,
     Case,
@@ -141,6 +143,52 @@ def test_any_plan_trains_any_model_as_serially(cases: Mapping[str, Case]) -> Non
         check_close(curve, expected, tolerance=1e-5 if "summed" in name else 1e-6)  # losses of about 18
         if case.make in (network, frozen):
             assert curve.gradients.keys() == expected.gradients.keys(), name
+
+
+def language() -> nn.Module:
+    """Two inputs, weights tied between both ends; without dropout, whose draws differ from rank to rank."""
+    torch.manual_seed(0)
+    model = Language()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(module, nn.MultiheadAttention):
+            module.dropout = 0.0
+    return model
+
+
+def sentences() -> list[tuple[tuple[Tensor, Tensor], Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(size, 5) for size in (9, 6, 9, 6)]
+    return [
+        (
+            (torch.randint(0, 11, shape, generator=generator), torch.rand(shape, generator=generator)),
+            torch.randn((*shape, 11), generator=generator),
+        )
+        for shape in shapes
+    ]
+
+
+def trained_on_sentences(rank: int, size: int) -> list[float]:
+    traced = trace(language(), sentences()[0][0])
+    plan = plan_of([1, 1, 2], depth=traced.depth, microbatches=2)
+    with Trainer(traced, plan, nn.functional.mse_loss, momentum, collectives="gloo") as trainer:
+        return [trainer.step(*batch) for batch in sentences()]
+
+
+@pytest.mark.long
+def test_a_model_of_two_inputs_trains_as_serially() -> None:
+    model = language()
+    optimizer = momentum(model.parameters())
+    losses = []
+    for inputs, targets in sentences():
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(*inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    for found in run_ranks(4, trained_on_sentences, environ=FABRIC):
+        np.testing.assert_allclose(found, losses, atol=1e-6, rtol=0)
 
 
 # Messages ------------------------------------------------------------------------------------------
