@@ -163,8 +163,9 @@ def test_probe_finds_the_cables_of_a_ring(tmp_path: Path) -> None:
         cut(emulation, 2, 3)
         got = run_inside(emulation, probed, 4, str(file), timeout_s=120)
     assert [status for status, _ in got] == [0] * 4
-    (note,) = got[0][1]
+    note, *others = got[0][1]
     assert note.startswith("cable does not answer and is left out: w3 (10.1.3.1/24, MTU 9000")
+    assert all("share something" in other for other in others)  # as on a machine that is busy otherwise
     found = load_file(file).topology
     expected = {(it.src, it.dst): it.addresses for it in plan.cabled.links if {it.src, it.dst} != {2, 3}}
     assert {(link.src, link.dst): link.addresses for link in found.links} == expected
