@@ -135,9 +135,8 @@ class Transfers(Sequence[Transfer]):
         import numpy as np
 
         starts, path = self.paths
-        tails = np.delete(
-            np.arange(len(path)), starts[1:] - 1
-        )  # a hop leads on from all but the last of a path
+        # A hop leads on from all but the last of a path.
+        tails = np.delete(np.arange(len(path)), starts[1:] - 1)
         return starts - np.arange(len(starts)), size * path[tails] + path[tails + 1]
 
     @cached_property

@@ -1,7 +1,7 @@
 """A schedule as tables that one kernel goes through on every GPU. It ran on one, which all ranks shared.
 
-`plan.Plan` makes an instruction of each value that a chunk has on a rank, and of these, for buffers of one
-length, the `Tables` of each rank. `kernel` does what they say in Triton, `memory` is what ranks reach of
+`plan.DevicePlan` makes an instruction of each value that a chunk has on a rank, and of these, for buffers of
+one length, the `Tables` of each rank. `kernel` does what they say in Triton, `memory` is what ranks reach of
 each other, and `executor.DeviceExecutor` one rank's calls. Flags and slots in such memory are all that ranks
 share.
 """

@@ -219,14 +219,13 @@ def _cables(topology: Topology) -> dict[Hop, tuple[Link, ...]]:
         InputError: the two directions have other addresses.
     """
     found: dict[Hop, tuple[Link, ...]] = {}
-    for link in topology.links:
-        ends = link.src, link.dst
-        if not link.is_reached or ends in found:
+    links = {(link.src, link.dst): link for link in topology.links if link.is_reached}
+    for ends, link in links.items():
+        if ends in found:
             continue
-        there = {cable.addresses: cable for cable in link.cables}
-        back = there
-        if other := next((it for it in topology.links if (it.dst, it.src) == ends and it.is_reached), None):
-            back = {cable.reversed.addresses: cable.reversed for cable in other.cables}
+        there = back = {cable.addresses: cable for cable in link.cables}
+        if (other := links.get(ends[::-1])) is not None:
+            back = {cable.addresses: cable for cable in other.reversed.cables}
         if there.keys() != back.keys():
             raise InputError(
                 f"fabric {topology.name}: both directions of {link.src}-{link.dst} must have the same "

@@ -92,8 +92,8 @@ def _cables(topology: Topology) -> Iterator[tuple[Link, str]]:
     for place, link in links.items():
         if place in done:
             continue
-        src, dst, wait, addresses = place
-        turned = (dst, src, wait, None if addresses is None else (addresses[1], addresses[0]))
+        src, dst, wait, _ = place
+        turned = (dst, src, wait, link.reversed.addresses)
         back = links.get(turned)
         first, second = _label(topology, src), _label(topology, dst)
         if back is not None and said_of_link(back.reversed) == said_of_link(link):
