@@ -321,10 +321,7 @@ class WorkQueue:
         if not is_free:
             return self._enqueue(work)
         _switch_interval.begin()
-        try:
-            error = self._execute(work)
-        finally:
-            _switch_interval.end()
+        error = self._execute(work)
         work.call_back()
         if error is not None and not isinstance(error, Exception):
             raise error  # Ctrl-C is this thread's own
@@ -378,7 +375,6 @@ class WorkQueue:
     def _serve(self) -> None:
         while (work := self._next()) is not None:
             self._execute(work)
-            _switch_interval.end()
             work.call_back()
             del work  # while this thread sleeps, nobody's tensors live on in it
 
@@ -398,6 +394,7 @@ class WorkQueue:
         except BaseException as raised:
             error = raised
         finally:
+            _switch_interval.end()  # first: whoever has waited for the call finds the usual interval
             self._hand_on(work, returned, error)
         return error
 
