@@ -46,9 +46,12 @@ def run(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 # Whoever hangs says where, and ends.
 SAY_THREADS = """
-import atexit, faulthandler, os, pathlib
+import atexit, contextlib, faulthandler, os, pathlib
 def say():
-    names = [(it / "comm").read_text() for it in pathlib.Path("/proc/self/task").iterdir()]
+    names = []
+    for thread in pathlib.Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
+            names.append((thread / "comm").read_text())
     pathlib.Path(__file__).with_name("threads-" + os.environ["RANK"]).write_text("".join(names))
 if "RANK" in os.environ:
     atexit.register(say)

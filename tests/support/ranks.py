@@ -366,8 +366,11 @@ def rendezvous(size: int) -> Iterator[dict[str, str]]:
 
 def threads_of_gloo() -> int:
     """How many this process has: one that is left when the interpreter ends can abort the process."""
-    names = [(it / "comm").read_text() for it in Path("/proc/self/task").iterdir()]
-    return sum("gloo" in name for name in names)
+    count = 0
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
+            count += "gloo" in (thread / "comm").read_text()
+    return count
 
 
 def store_path() -> Path:
