@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import permutations
 from typing import TYPE_CHECKING
 
@@ -352,19 +352,23 @@ def _assumed(options: Options, global_ranks: Sequence[int], world_size: int) -> 
     for first, second in options.without:
         if max(first, second) >= world_size:
             raise InputError(f"without {first}-{second}: ranks of the job are 0..{world_size - 1}")
-    spec = f"full:{len(global_ranks)},bandwidth={ASSUMED_BANDWIDTH},latency={ASSUMED_LATENCY_US}"
     position = {rank: index for index, rank in enumerate(global_ranks)}
     inside = [
         (position[first], position[second])
         for first, second in options.without
         if first in position and second in position
     ]
-    mesh = without_links(topologies.load(spec), inside)
+    mesh = without_links(_full_mesh(len(global_ranks)), inside)
     source = (
         f"assumed, since nobody described the fabric (ARBORCAST_TOPOLOGY): {ASSUMED_BANDWIDTH} GB/s and "
         f"{ASSUMED_LATENCY_US} us between any two ranks"
     )
     return GroupFabric(mesh, source + _words_of(options.without), is_assumed=True, gone=tuple(inside))
+
+
+@lru_cache(maxsize=16)  # of groups of few sizes
+def _full_mesh(ranks: int) -> Topology:
+    return topologies.load(f"full:{ranks},bandwidth={ASSUMED_BANDWIDTH},latency={ASSUMED_LATENCY_US}")
 
 
 def _words_of(without: Sequence[Hop], lost: Collection[Ends] = ()) -> str:

@@ -344,6 +344,7 @@ def _digest(table: ScheduleTable, entry: TableEntry) -> bytes:
     return hashlib.sha256(f"{table.digest}/{entry.from_bytes}".encode()).digest()[:8]
 
 
+@lru_cache(maxsize=16)  # for all groups on one fabric
 def fabric_name(topology: Topology) -> str:
     """Its name and a digest of everything that schedules depend on."""
     text = json.dumps(topology_to_document(topology), sort_keys=True)

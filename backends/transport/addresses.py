@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -27,6 +28,7 @@ _SIOCGIFADDR = 0x8915  # Linux: the first IPv4 address of an interface
 _ELSEWHERE = ("192.0.2.1", 9)
 
 
+@cache
 def boot_id() -> str | None:
     """What all processes under one running kernel share, containers included; None where it is not told."""
     try:
