@@ -35,7 +35,7 @@ demo: install
 # Kernels that changed are compiled here, once, and not by every worker and every rank that comes to need them.
 test: install
 	$(BIN)/python -m arborcast.synth.compile_kernels
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 4 --dist worksteal
 
 test-all: install
 	$(BIN)/python -m arborcast.synth.compile_kernels

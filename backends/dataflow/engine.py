@@ -175,6 +175,7 @@ class Engine:
                     operator,
                     opening,
                     timeout_s=self.timeout_s,
+                    graph=graph,
                     look_every_s=self._watch.look_every_s,
                     check=self._look,
                     when_begun=self.when_begun,
@@ -320,7 +321,7 @@ class Engine:
         apart = isinstance(opening, ExchangeFingerprint)
         call = opening.call if isinstance(opening, ExchangeFingerprint) else opening
         has_circle = not apart and not (call.kind.has_root and call.count > 0)
-        key = id(graph), has_circle, len(channels)
+        key = id(graph.actions), has_circle, len(channels)  # all lengths of a template share them
         run = self._runs.get(key)
         if run is None:
             if apart:

@@ -101,6 +101,7 @@ class GraphRun:
         self._place = {number: at for at, number in enumerate(numbers)}
         # Whatever the library is given the address of is kept here.
         self._actions, self._waiters = _actions_of(graph, self._place)
+        self._spans = graph.spans
         self._waits = np.array(graph.waits, np.int32)
         self._orders = np.array(
             [at for orders in (graph.sends, graph.receives) for order in orders.values() for at in order],
@@ -156,6 +157,7 @@ class GraphRun:
         opening: CollectiveFingerprint | ExchangeFingerprint,
         *,
         timeout_s: float,
+        graph: TaskGraph | None = None,
         until: Callable[[], bool] | None = None,
         look_every_s: float = LOOK_S,
         check: Callable[[], None] = lambda: None,
@@ -169,6 +171,7 @@ class GraphRun:
             opening: what every peer that awaits one gets, and every peer that tells its own must bring; of an
                 exchange where each two have their own.
             timeout_s: how long nothing may happen while something is to be done here.
+            graph: the same actions with other `spans`; as before where None.
             until: what else must hold, however long it takes; asked whenever something moves, and as often as
                 `look_every_s` says.
             look_every_s: how long to sleep at most.
@@ -182,6 +185,8 @@ class GraphRun:
             ExecutionError: nothing happened for too long.
         """
         state = self._state
+        if graph is not None:
+            self._stretch(graph)
         self._begin(memory, operator, opening)
         when_begun()
         since, is_over = time.monotonic(), False
@@ -209,6 +214,16 @@ class GraphRun:
                 except ChannelClosedError as error:
                     raise self._peer_gone(f"waiting for rank {error.peer}", error) from error
             self._answer(event)
+
+    def _stretch(self, graph: TaskGraph) -> None:
+        """Take the spans of a graph of the same actions."""
+        assert graph.actions is self._graph.actions
+        self._graph = graph
+        if graph.spans is not self._spans and graph.spans is not None:
+            known = np.ctypeslib.as_array(self._actions)
+            for field, spans in zip(("into", "source", "length"), graph.spans, strict=True):
+                known[field] = spans
+            self._spans = graph.spans
 
     def _advance(self, patience_s: float, lingers: bool) -> int:
         """Work and sleep until there is an event, without the interpreter's lock."""
@@ -287,11 +302,11 @@ class GraphRun:
 
     def _next_send(self, at: int) -> Any:
         peer = self._peers[at]
-        return self._graph.actions[self._orders[peer.first_send + peer.sent]].operation
+        return self._graph.action(self._orders[peer.first_send + peer.sent]).operation
 
     def _next_receive(self, at: int) -> Any:
         peer = self._peers[at]
-        return self._graph.actions[self._orders[peer.first_receive + peer.received]].operation
+        return self._graph.action(self._orders[peer.first_receive + peer.received]).operation
 
     def _needs(self, at: int) -> bool:
         peer = self._peers[at]
@@ -327,7 +342,7 @@ class GraphRun:
                 (peer.first_send, peer.sent, peer.sends),
             ):
                 if done < count and not self._left[number := self._orders[first + done]]:
-                    found.append(str(self._graph.actions[number].operation))
+                    found.append(str(self._graph.action(number).operation))
         return "; ".join(found) or otherwise
 
 
@@ -360,7 +375,7 @@ def _actions_of(
     """The library's view of the actions, and all their waiters one after another."""
     waiters: list[int] = []
     found = (ActionState * max(1, len(graph.actions)))()
-    for at, action in enumerate(graph.actions):
+    for at, action in enumerate(map(graph.action, range(len(graph.actions)))):
         found[at] = ActionState(
             action.act,
             place[action.peer] if action.peer >= 0 else -1,

@@ -37,6 +37,9 @@ from enum import IntEnum
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
 from arborcast.backends.transport.lanes import CableLanes
@@ -76,6 +79,12 @@ class GraphTask:
     waiters: tuple[int, ...]
     share: int
 
+    @property
+    def tag(self) -> int:
+        """Of a message."""
+        assert isinstance(self.operation, Send | Receive)
+        return self.operation.tag
+
 
 @dataclass(frozen=True)
 class TaskGraph:
@@ -89,6 +98,8 @@ class TaskGraph:
         waits: of every action, how many others must be complete before.
         reduces: whether anything is combined here.
         scratch_elements: length of the working space that is still needed; of gaps in it no page is touched.
+        spans: where buffers have another length than the program's (`graph_template`), (3, actions): the
+            start of each action's `into` and of its `source`, and their length. None where they are its own.
     """
 
     program: Program
@@ -98,6 +109,20 @@ class TaskGraph:
     waits: tuple[int, ...]
     reduces: bool
     scratch_elements: int
+    spans: NDArray[np.int64] | None = None
+
+    def action(self, number: int) -> GraphTask:
+        """One of `actions` with the slices that it has in buffers of this length."""
+        action = self.actions[number]
+        if self.spans is None:
+            return action
+        into, source, length = (int(it) for it in self.spans[:, number])
+        parts: dict[str, Any] = {
+            "into": BufferSlice(action.into.buffer, into, into + length),
+            "source": BufferSlice(action.source.buffer, source, source + length),
+        }
+        named = {key: it for key, it in parts.items() if hasattr(action.operation, key)}
+        return replace(action, operation=replace(action.operation, **named), **parts)
 
 
 def compile_graph(program: Program, *, ahead: int = AHEAD, lanes: CableLanes | None = None) -> TaskGraph:

@@ -96,7 +96,7 @@ class Tracer:
         """A bar of each message; bytes tell where one ends and the next begins."""
         count, due, end_ns = 0, 0, begin_ns
         for number in numbers:
-            action = graph.actions[number]
+            action = graph.action(number)
             nbytes = action.into.length * item_bytes
             due += nbytes
             while count < due:

@@ -253,6 +253,12 @@ def lay_out(schedule: AnySchedule, count: int, chunks: Iterable[int] | None = No
     return Layout(collective, count, length, places)
 
 
+def exact_count(schedule: AnySchedule, pieces: int) -> int:
+    """A length of the whole buffer at which nothing is rounded: each piece of each chunk has its share."""
+    cuts = _cuts(schedule)
+    return blocks_in(schedule.collective) * math.lcm(*(cut.whole for cut in cuts)) * pieces
+
+
 def _block_length(collective: Collective, count: int) -> int:
     """`Layout.block` for buffers of so many elements."""
     blocks = blocks_in(collective)

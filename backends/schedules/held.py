@@ -1,4 +1,4 @@
-"""The schedules of a group on its present fabric: found when first needed, compiled once per length.
+"""The schedules of a group on its present fabric: found when first needed, compiled once for all lengths.
 
 All ranks ask for the same things in the same order. Before a table is made they agree on the call that needs
 it and on the fabric, so that whoever means something else is found out at once and not when a wait has ended.
@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 from arborcast.backends.dataflow.engine import Engine
+from arborcast.backends.dataflow.graph_template import GraphTemplate
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.lower import lower_rank
@@ -47,12 +48,16 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.faults.faulty import Faulty, left_of
 from arborcast.synth.formats.documents import topology_to_document
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.simulation.pieces import PieceRule
 from arborcast.synth.topology import Topology
 
 log = logging.getLogger(__name__)
 
 GRAPHS_KEPT = 128
+TEMPLATES_KEPT = 32
+"""A schedule is made ready once for each number of pieces; a length then costs a few dozen microseconds."""
+
 LOOK_EVERY_S = 0.001
 """After which ranks first ask whether rank 0 has said something; then ever less often, until `SELDOM_S`."""
 
@@ -125,6 +130,7 @@ class Schedules:
         self._digest = hashlib.sha256(fabric_name(self.topology).encode()).digest()[:8]
         self._tables: dict[tuple[Kind, int], ScheduleTable | str] = {}
         self._changes: dict[tuple[Kind, int], _Change] = {}  # of simple tables, which serve for a time
+        self._templates: dict[tuple[int, int], tuple[AnySchedule, GraphTemplate]] = {}
         self.graph = lru_cache(GRAPHS_KEPT)(self._compile)
         self.groups = lru_cache(GRAPHS_KEPT)(self._grouped)
 
@@ -179,25 +185,39 @@ class Schedules:
             nbytes: of the whole buffer.
             count: its elements.
         """
-        digest, program = self._lowered(kind, root, nbytes, count, grouped=False)
-        return digest, compile_graph(program, lanes=self._lanes)
+        digest, schedule, pieces = self._cutting(kind, root, nbytes)
+        graph = None
+        if self._lanes is None:  # which split messages by their length
+            graph = self._template(schedule, pieces).at(count)
+        if graph is None:
+            program = lower_rank(schedule, self._network.rank, count, pieces=pieces)
+            graph = compile_graph(program, lanes=self._lanes)
+        return digest, graph
 
     def _grouped(
         self, kind: Kind, root: int, nbytes: int, count: int
     ) -> tuple[bytes, tuple[Program, tuple[MessageGroup, ...]]]:
         """What `groups` gives and keeps: the same as a program whose messages go in groups."""
-        digest, program = self._lowered(kind, root, nbytes, count, grouped=True)
+        digest, schedule, pieces = self._cutting(kind, root, nbytes)
+        program = lower_rank(schedule, self._network.rank, count, pieces=pieces, grouped=True)
         return digest, (program, groups_of(program))
 
-    def _lowered(
-        self, kind: Kind, root: int, nbytes: int, count: int, *, grouped: bool
-    ) -> tuple[bytes, Program]:
+    def _cutting(self, kind: Kind, root: int, nbytes: int) -> tuple[bytes, AnySchedule, int]:
+        """The schedule of a length, its digest, and into how many pieces chunks are cut."""
         table = self._tables[kind, root]
         assert isinstance(table, ScheduleTable), "the caller has looked"
         entry = table.at(nbytes)
-        pieces = self._cut.pieces(entry.schedule, nbytes)
-        program = lower_rank(entry.schedule, self._network.rank, count, pieces=pieces, grouped=grouped)
-        return _digest(table, entry), program
+        return _digest(table, entry), entry.schedule, self._cut.pieces(entry.schedule, nbytes)
+
+    def _template(self, schedule: AnySchedule, pieces: int) -> GraphTemplate:
+        """Kept for all lengths of a schedule and a number of pieces."""
+        key = id(schedule), pieces
+        if key not in self._templates:
+            while len(self._templates) >= TEMPLATES_KEPT:
+                del self._templates[next(iter(self._templates))]
+            template = GraphTemplate.of(schedule, self._network.rank, pieces)
+            self._templates[key] = schedule, template  # which keeps its number
+        return self._templates[key][1]
 
     def _make(self, kind: Kind, root: int, *, waits: bool) -> ScheduleTable | str:
         if self._network.size == 1:

@@ -316,19 +316,21 @@ def test_memory_stays(warm_up: int, calls: int) -> None:
 
 
 @ranks.check
-def test_compiled_once_per_length_and_type(rank: int, size: int) -> None:
-    """A program depends on the collective, the length and the size of an element, not on the operation."""
-    from arborcast.backends.schedules import held as schedules
+def test_compiled_once_for_all_lengths_types_and_operations(rank: int, size: int) -> None:
+    from arborcast.backends.dataflow import graph_template
 
-    with mock.patch.object(schedules, "compile_graph", wraps=schedules.compile_graph) as compile_graph:  # type: ignore[attr-defined]
-        for _ in range(5):
-            for count in (103, 2003):
-                for dtype in (torch.float32, torch.float64, torch.int32):
-                    dist.all_reduce(torch.ones(count, dtype=dtype))
-                    dist.all_reduce(torch.ones(count, dtype=dtype), OPS["MAX"])
-                    dist.broadcast(torch.ones(count, dtype=dtype), 0)
-            lengths, element_sizes, collectives = 2, 2, 2
-            assert compile_graph.call_count == lengths * element_sizes * collectives
+    compiled = mock.patch.object(graph_template, "compile_graph", wraps=graph_template.compile_graph)  # type: ignore[attr-defined]
+    with compiled as compile_graph:
+        for count in range(1_003, 3_000, 17):
+            for dtype in (torch.float32, torch.int32):
+                given = torch.arange(count, dtype=dtype) + rank
+                dist.all_reduce(given)
+                assert torch.equal(given, size * torch.arange(count, dtype=dtype) + sum(range(size)))
+                dist.all_reduce(given, OPS["MAX"])
+                told = torch.arange(count, dtype=dtype) * (rank + 1)
+                dist.broadcast(told, 1)
+                assert torch.equal(told, 2 * torch.arange(count, dtype=dtype))
+        assert compile_graph.call_count <= len(("allreduce", "broadcast"))
 
 
 # Errors -------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ class Simulation:
                     yield index, "local", number
 
     def _compute(self, rank: _Rank, number: int) -> None:
-        action = rank.graph.actions[number]
+        action = rank.graph.action(number)
         if action.act is Act.COPY:
             rank[action.into][:] = rank[action.source]
         else:
@@ -121,7 +121,7 @@ class Simulation:
     def _send(self, index: int, peer: int) -> None:
         rank = self.ranks[index]
         number = rank.graph.sends[peer][rank.sent[peer]]
-        whole = rank[rank.graph.actions[number].into]
+        whole = rank[rank.graph.action(number).into]
         offset = rank.offsets.get((True, peer), 0)
         self._channels[self._way(index, peer)] = whole[offset : offset + self._part].copy()
         rank.offsets[True, peer] = offset + self._part
@@ -133,7 +133,7 @@ class Simulation:
     def _receive(self, index: int, peer: int) -> None:
         rank = self.ranks[index]
         number = rank.graph.receives[peer][rank.received[peer]]
-        action = rank.graph.actions[number]
+        action = rank.graph.action(number)
         offset = rank.offsets.get((False, peer), 0)
         data = self._channels.pop(self._way(peer, index))
         self._use(rank, action, offset, data)
