@@ -102,6 +102,7 @@ class GraphRun:
         # Whatever the library is given the address of is kept here.
         self._actions, self._waiters = _actions_of(graph, self._place)
         self._spans = graph.spans
+        self._fields = np.frombuffer(self._actions, np.dtype(ActionState))
         self._waits = np.array(graph.waits, np.int32)
         self._orders = np.array(
             [at for orders in (graph.sends, graph.receives) for order in orders.values() for at in order],
@@ -220,9 +221,8 @@ class GraphRun:
         assert graph.actions is self._graph.actions
         self._graph = graph
         if graph.spans is not self._spans and graph.spans is not None:
-            known = np.ctypeslib.as_array(self._actions)
             for field, spans in zip(("into", "source", "length"), graph.spans, strict=True):
-                known[field] = spans
+                self._fields[field] = spans
             self._spans = graph.spans
 
     def _advance(self, patience_s: float, lingers: bool) -> int:

@@ -54,7 +54,9 @@ from arborcast.synth.topology import Topology
 
 log = logging.getLogger(__name__)
 
-GRAPHS_KEPT = 128
+GRAPHS_KEPT = 256
+"""Of all collectives and lengths; each takes 24 bytes for every action."""
+
 TEMPLATES_KEPT = 32
 """A schedule is made ready once for each number of pieces; a length then costs a few dozen microseconds."""
 
