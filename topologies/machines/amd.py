@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
+from itertools import combinations
 
 from arborcast.synth.topology import Link, Topology
-from arborcast.topologies.builders import assuming, cable, check_size, rotation
+from arborcast.topologies.builders import assuming, cable, check_size, grid_images, rotation, side_by_side
 from arborcast.topologies.cluster import even_nics
-from arborcast.topologies.entries import BOTH, Entry
+from arborcast.topologies.entries import BOTH, Entry, Parameter, one_of
 from arborcast.topologies.gpus import GPUS
-from arborcast.topologies.machine import Machine
+from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.machines.boxes import BOXES, box_entry, several
 from arborcast.topologies.rates import NOT_NVLINK, NVLINK_LATENCY_US, Rates
 from arborcast.topologies.wirings import MI250_BOX
@@ -53,6 +55,63 @@ def _mesh(gpu: str, source: str, nics_assumed: str = "") -> Entry:
     )
 
 
+def _parts(
+    *,
+    name: str,
+    boxes: int,
+    nic: Fraction,
+    rails: int,
+    rates: Rates,
+    partition: str,
+    gpu: str,
+    memory: int,
+    whole: Callable[..., Machine],
+) -> Machine:
+    """Boxes of 8 GPUs, each one rank (SPX), or with a rank for each of its 8 compute dies (CPX).
+
+    The dies of a package share its Infinity Fabric links, which lead from one vertex; each reaches that at
+    its share of the package's memory. With NPS4 two dies have a quadrant of it, whose vertex is between.
+    """
+    if partition == "spx":
+        return whole(name=name, boxes=boxes, nic=nic, rails=rails, rates=rates)
+    share, dies = Fraction(memory, 8), 64
+    quads = 32 if partition == "cpx-nps4" else 0
+    check_size(name, boxes * (dies + quads + 9), boxes * 600)
+    over = [dies + die // 2 if quads else dies + die // 8 for die in range(dies)]
+    inside = [link for die in range(dies) for link in cable(die, over[die], share, NVLINK_LATENCY_US / 2)]
+    package = dies + quads
+    for quad in range(quads):
+        inside += cable(dies + quad, package + quad // 4, 2 * share)
+    links = assuming(inside, rate=_SHARE)
+    for one, other in combinations(range(package, package + 8), 2):
+        links += cable(one, other, GPUS[gpu].rate(rates))
+    names = [f"quadrant{quad}" for quad in range(quads)] + [f"package{number}" for number in range(8)]
+    shape = (8, 4, 2)
+    symmetries = [
+        side_by_side(
+            grid_images(shape, at, rotation(shape[at]).__getitem__),
+            grid_images(shape[:2], at, rotation(shape[at]).__getitem__) if quads and at < 2 else range(quads),
+            rotation(8) if at == 0 else range(8),
+        )
+        for at in range(3)
+    ]
+    topology = Topology.build(name, dies, assuming(links, latency=NOT_NVLINK), names, symmetries=symmetries)
+    nics = tuple(Nic(f"nic{number}", nic, (package + number,)) for number in range(8))
+    return several(name, topology, nics, gpu=None, boxes=boxes, rails=rails, rates=rates, network="Ethernet")
+
+
+_SHARE = "of a compute die: its share of the memory's rate, as all dies of a package are at work"
+
+
+def _with_parts(entry: Entry, memory: int, sheet: str) -> Entry:
+    """The entry with the compute partitions of its GPUs, whose memory has so many GB/s."""
+    builder = partial(_parts, gpu=entry.gpu or "", memory=memory, whole=entry.builder)
+    modes = ("spx", "cpx-nps1", "cpx-nps4")
+    parameter = Parameter("partition", "|".join(modes), one_of(*modes), "spx")
+    source = f"{entry.source}; partitions: AMD SMI documentation; memory: {sheet}"
+    return replace(entry, builder=builder, parameters=(*entry.parameters, parameter), source=source)
+
+
 ENTRIES: Sequence[Entry] = (
     Entry(
         "mi250",
@@ -76,8 +135,16 @@ ENTRIES: Sequence[Entry] = (
         of_pair=2,
         network="Slingshot",
     ),
-    _mesh("mi300x", "8 NICs of 400 Gb/s as in Azure's ND MI300X v5 and OCI's BM.GPU.MI300X.8"),
-    _mesh("mi325x", "ROCm documentation, vLLM with MoRI: 8 ConnectX-7, one for each GPU"),
+    _with_parts(
+        _mesh("mi300x", "8 NICs of 400 Gb/s as in Azure's ND MI300X v5 and OCI's BM.GPU.MI300X.8"),
+        5300,
+        "MI300X data sheet, 5.3 TB/s",
+    ),
+    _with_parts(
+        _mesh("mi325x", "ROCm documentation, vLLM with MoRI: 8 ConnectX-7, one for each GPU"),
+        6000,
+        "MI325X data sheet, 6 TB/s",
+    ),
     _mesh("mi350x", "NICs not found published, assumed as for MI355X", "of NICs: as for MI355X"),
     _mesh("mi355x", "ROCm documentation, SGLang with MoRI: 8 Pollara 400, one for each GPU"),
 )

@@ -112,7 +112,8 @@ def box_entry(
         network: what that fabric is.
         nics_assumed: why NICs are assumed to be so fast, unless told.
         of_pair: links of each pair of a mesh; 0 where all links of a GPU are shared by the others.
-        tray: GPUs of a host, where a box is several, and may be had with fewer of them; a NIC for each GPU.
+        tray: GPUs of a host, where a box is several, and may be had with fewer of them, or with fewer `links`
+            of each GPU; a NIC for each GPU.
 
     Raises:
         TopologyError: when built, GPUs that are not whole trays.
@@ -129,11 +130,14 @@ def box_entry(
         rates: Rates,
         fabric: str = "plain",
         gpus: int = gpus,
+        links: int = GPUS[gpu].links,
     ) -> Machine:
         if tray and (gpus % tray or gpus > most):
             rule = f"must be a multiple of {tray} (a tray) of at most {most}"
             raise TopologyError(f"{name}: gpus {rule}, got {gpus}")
-        rate = GPUS[gpu].links * GPUS[gpu].rate(rates)
+        if links > GPUS[gpu].links:
+            raise TopologyError(f"{name}: links must be at most the {GPUS[gpu].links} of a GPU, got {links}")
+        rate = links * GPUS[gpu].rate(rates)
         if shape == "switch":
             topology = switched(name, gpus, rate, GPUS[gpu].in_network)
         else:
@@ -157,12 +161,18 @@ def box_entry(
             network=network,
         )
 
-    slices = [Parameter("gpus", "N", count, most)] if tray else []
+    slices = [Parameter("gpus", "N", count, most), Parameter("links", "N", count, GPUS[gpu].links)]
     return Entry(
         name,
         description,
         build,
-        (*slices, BOXES, nic(Fraction(speed)), rails(deal), *([FABRIC] if infiniband else [])),
+        (
+            *(slices if tray else ()),
+            BOXES,
+            nic(Fraction(speed)),
+            rails(deal),
+            *([FABRIC] if infiniband else []),
+        ),
         BOTH,
         gpu,
         vendor,
@@ -187,8 +197,8 @@ def _boxes(
 
     With links=mesh that is divided by the number of others: a link of inside / (gpus - 1) to each.
     """
-    if gpus < 2:
-        raise TopologyError(f"{name}: gpus must be at least 2, got {gpus}")
+    if gpus * boxes < 2:
+        raise TopologyError(f"{name}: gpus must be at least 2 in one box, got {gpus}")
     ports = nics or gpus
     if gpus % ports and ports % gpus:
         raise TopologyError(
@@ -198,7 +208,9 @@ def _boxes(
         raise TopologyError(f"{name}: in-network goes with links=switch, got mesh")
     if boxes > 1 and nic is None:
         raise TopologyError(f"{name}: several boxes need nic=GB/s of each NIC")
-    if links == "switch":
+    if gpus == 1:
+        topology = Topology.build(name, 1, [])
+    elif links == "switch":
         topology = switched(name, gpus, inside, in_network)
     else:
         topology = meshed(name, gpus, inside / (gpus - 1))

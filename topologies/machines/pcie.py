@@ -20,11 +20,11 @@ from arborcast.topologies.builders import (
     side_by_side,
     without_identity,
 )
-from arborcast.topologies.entries import BOTH, Entry, Parameter, bandwidth, count
-from arborcast.topologies.gpus import GPUS, slot_rate
+from arborcast.topologies.entries import BOTH, Entry, Parameter, bandwidth, count, one_of
+from arborcast.topologies.gpus import GIGATRANSFERS, GPUS
 from arborcast.topologies.machine import Machine, Nic
-from arborcast.topologies.processors import Crossing, crossing
-from arborcast.topologies.rates import NVLINK_LATENCY_US, PCIE_HOP, PCIE_HOP_US, Rates
+from arborcast.topologies.processors import FAMILIES, X86, Crossing, between_family, crossing
+from arborcast.topologies.rates import NVLINK_LATENCY_US, PCIE_HOP, PCIE_HOP_US, Rates, pcie_rate
 
 _MOST_SOCKETS = 8
 
@@ -37,23 +37,26 @@ def _pcie(
     switch: int,
     between: Fraction | None,
     streams: int | None,
+    cpu: str,
     rates: Rates,
     gpu: str,
     planned: Fraction,
 ) -> Machine:
     """GPUs in equal parts under each socket; with `switch` above 1 so many on each PCIe switch.
 
-    A switch reaches its socket at the rate of one slot. Sockets are joined pairwise at `between`, without it
-    at what an unknown processor can have (in NCCL's rates at `planned`). GPUs that bridges of NVLink can join
-    have one for each two neighbours. Each switch, or socket where there is none, has a NIC, whose rate
-    whoever joins several boxes must say. A GPU has `streams`, any number of them where it is not said.
+    A switch reaches its socket at the rate of one slot, which is as old as the processors' where `cpu` says
+    which they are. Sockets are joined pairwise at `between`, without it at what these have, or what unknown
+    ones can have (in NCCL's rates at `planned`). GPUs that bridges of NVLink can join have one for each two
+    neighbours. Each switch, or socket where there is none, has a NIC, whose rate whoever joins several boxes
+    must say. A GPU has `streams`, any number of them where it is not said.
     """
     if gpus % (sockets * switch) or sockets > _MOST_SOCKETS:
         raise TopologyError(
             f"{name}: gpus must be a multiple of sockets (at most {_MOST_SOCKETS}) times those on a switch, "
             f"got {gpus} GPUs, {sockets} sockets, {switch} on a switch"
         )
-    rate = slot_rate(GPUS[gpu], rates)
+    oldest = min(GPUS[gpu].pcie_generation, FAMILIES[cpu][1] if cpu else GPUS[gpu].pcie_generation)
+    rate = pcie_rate(GIGATRANSFERS[oldest], GPUS[gpu].pcie_lanes, rates)
     switches = gpus // switch if switch > 1 else 0
     check_size(name, gpus + switches + sockets, 4 * gpus)
     links: list[Link] = []
@@ -64,8 +67,8 @@ def _pcie(
     for index in range(under):
         child = gpus + index if switches else index
         links += cable(child, gpus + switches + index // (under // sockets), rate, PCIE_HOP_US)
-    way = crossing("", "", 0, 0, rates)
-    if between is not None or rates is Rates.NCCL:
+    way = between_family(cpu, rates) if cpu else crossing(X86, "", 0, 0, rates)
+    if between is not None or (rates is Rates.NCCL and not cpu):
         way = Crossing(between or planned, "")
     for one, other in combinations(range(sockets), 2):
         both = cable(gpus + switches + one, gpus + switches + other, way.rate, PCIE_HOP_US)
@@ -105,6 +108,7 @@ def _entry(name: str, planned: int, why: str) -> Entry:
             Parameter("switch", "N", count, 1),
             Parameter("between", "GB/s", bandwidth),
             Parameter("streams", "N", count),
+            Parameter("cpu", "|".join(FAMILIES), one_of(*FAMILIES), ""),
         ),
         BOTH,
         gpu=name,
@@ -125,5 +129,6 @@ ENTRIES: Sequence[Entry] = (
     _entry("rtx3090", 24, "AMD's Zen 3 and 4"),
     _entry("a6000", 24, "AMD's Zen 3 and 4"),
     _entry("a100-pcie", 24, "AMD's Zen 3 and 4"),
+    _entry("h100-pcie", 40, "Xeon of Emerald Rapids"),
     _entry("h100-nvl", 40, "Xeon of Emerald Rapids"),
 )

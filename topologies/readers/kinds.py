@@ -33,7 +33,8 @@ def is_json(text: str) -> bool:
 def kind_of(suffix: str, text: str) -> str:
     """YAML, JSON, XML, lstopo, nvidia-smi or rocm-smi: what a file holds.
 
-    The suffix is in lower case, with its dot. Suffixes of documents decide, since these may quote a tool's text in comments; otherwise the content.
+    The suffix is in lower case, with its dot. Those of documents decide, since these may quote a tool's text
+    in comments; otherwise the content.
     """
     if suffix in {".yaml", ".yml"}:
         return "YAML"
