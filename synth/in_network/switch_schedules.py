@@ -36,6 +36,10 @@ _MANY = 200  # trees, of which the lowest alone are looked at: dropping one by o
 LARGEST_STEINER = 32
 """Ranks up to which trees through switches are looked for where others reach the bound, for being lower."""
 
+SMALLEST_REGULAR = 17
+"""Ranks from which a regular fabric is answered by images of few trees; of fewer the program over all trees
+takes a second or so, and may need fewer of them."""
+
 
 def forwarding_answer(
     solve: Callable[[Topology, Collective, SolveOptions], Schedule],
@@ -105,6 +109,9 @@ def solve_in_network(
         As `solve_by_trees`.
     """
     deadline = Deadline.after(options.deadline_s)
+    regular = _by_symmetries(topology, collective, options, limit, deadline)
+    if regular is not None and regular.is_optimal:
+        return regular
     half = replace(options, deadline_s=deadline.share(2))
     try:
         first = forwarding_answer(forwarding, topology, collective, half, limit)
@@ -123,6 +130,30 @@ def solve_in_network(
     if deadline.has_passed:
         raise TimedOutError(f"{collective.kind}: {deadline} passed", best)
     return best
+
+
+def _by_symmetries(
+    topology: Topology, collective: Collective, options: SolveOptions, limit: Bound, deadline: Deadline
+) -> Schedule | None:
+    """Images of few trees under the declared symmetries, where these move each of many ranks everywhere.
+
+    None where fewer trees or lower ones are asked for, or where switches hold few.
+    """
+    from arborcast.synth.in_network.symmetric import images_of_trees
+    from arborcast.synth.symmetry.translation_search import translations_of
+
+    wishes = [options.max_trees, options.tolerance, options.max_height]
+    wishes += [switch.trees for switch in topology.switches]
+    if set(wishes) != {None} or not SMALLEST_REGULAR <= topology.ranks == len(collective.ranks):
+        return None
+    translations = translations_of(topology, effort=0)
+    if translations.order < topology.ranks:
+        return None
+    found = images_of_trees(topology, collective, options, limit, translations, deadline)
+    if found is None:
+        return None
+    method = Method("trees", options.seed, (("through", "able switches"),))
+    return replace(found.expand(), method=method)
 
 
 def _merit(schedule: Schedule) -> tuple[Fraction, int, int]:
