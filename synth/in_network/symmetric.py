@@ -22,8 +22,8 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
+from arborcast.synth.in_network.column_moves import moves_of
 from arborcast.synth.in_network.steiner_tree import Rows, SteinerColumn
-from arborcast.synth.in_network.switch_schedules import moves_of
 from arborcast.synth.in_network.switch_trees import Spanning
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.choice import TreeCandidates

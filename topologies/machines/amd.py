@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from itertools import combinations
+from typing import Any
 
 from arborcast.synth.topology import Link, Topology
-from arborcast.topologies.builders import assuming, cable, check_size, grid_images, rotation, side_by_side
+from arborcast.topologies.builders import assuming, cable, check_size, rotation
 from arborcast.topologies.cluster import even_nics
 from arborcast.topologies.entries import BOTH, Entry, Parameter, one_of
 from arborcast.topologies.gpus import GPUS
 from arborcast.topologies.machine import Machine, Nic
-from arborcast.topologies.machines.boxes import BOXES, box_entry, several
+from arborcast.topologies.machines.boxes import BOXES, Nested, box_entry, several
 from arborcast.topologies.rates import NOT_NVLINK, NVLINK_LATENCY_US, Rates
 from arborcast.topologies.wirings import MI250_BOX
 
@@ -65,7 +65,7 @@ def _parts(
     partition: str,
     gpu: str,
     memory: int,
-    whole: Callable[..., Machine],
+    whole: Callable[..., Any],
 ) -> Machine:
     """Boxes of 8 GPUs, each one rank (SPX), or with a rank for each of its 8 compute dies (CPX).
 
@@ -73,30 +73,16 @@ def _parts(
     its share of the package's memory. With NPS4 two dies have a quadrant of it, whose vertex is between.
     """
     if partition == "spx":
-        return whole(name=name, boxes=boxes, nic=nic, rails=rails, rates=rates)
-    share, dies = Fraction(memory, 8), 64
-    quads = 32 if partition == "cpx-nps4" else 0
-    check_size(name, boxes * (dies + quads + 9), boxes * 600)
-    over = [dies + die // 2 if quads else dies + die // 8 for die in range(dies)]
-    inside = [link for die in range(dies) for link in cable(die, over[die], share, NVLINK_LATENCY_US / 2)]
-    package = dies + quads
-    for quad in range(quads):
-        inside += cable(dies + quad, package + quad // 4, 2 * share)
-    links = assuming(inside, rate=_SHARE)
-    for one, other in combinations(range(package, package + 8), 2):
-        links += cable(one, other, GPUS[gpu].rate(rates))
-    names = [f"quadrant{quad}" for quad in range(quads)] + [f"package{number}" for number in range(8)]
-    shape = (8, 4, 2)
-    symmetries = [
-        side_by_side(
-            grid_images(shape, at, rotation(shape[at]).__getitem__),
-            grid_images(shape[:2], at, rotation(shape[at]).__getitem__) if quads and at < 2 else range(quads),
-            rotation(8) if at == 0 else range(8),
-        )
-        for at in range(3)
-    ]
-    topology = Topology.build(name, dies, assuming(links, latency=NOT_NVLINK), names, symmetries=symmetries)
-    nics = tuple(Nic(f"nic{number}", nic, (package + number,)) for number in range(8))
+        box: Machine = whole(name=name, boxes=boxes, nic=nic, rails=rails, rates=rates)
+        return box
+    share, dies = Fraction(memory, 8), 2 if partition == "cpx-nps4" else 1
+    check_size(name, boxes * 128, boxes * 512)
+    rates_inside = (share, dies * share, GPUS[gpu].rate(rates))
+    hops = (NVLINK_LATENCY_US / 2, Fraction(0))
+    tree = Nested(8, 8 // dies, dies, rates_inside, hops, ("quadrant", "package"))
+    topology = tree.topology(name, assuming(tree.links(why_inside=_SHARE), latency=NOT_NVLINK))
+    packages = range(tree.ranks + tree.between, topology.size)
+    nics = tuple(Nic(f"nic{number}", nic, (package,)) for number, package in enumerate(packages))
     return several(name, topology, nics, gpu=None, boxes=boxes, rails=rails, rates=rates, network="Ethernet")
 
 

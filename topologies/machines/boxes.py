@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import combinations
 
 from arborcast.synth.errors import TopologyError
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import cluster
 from arborcast.topologies.builders import (
     assumed,
+    assuming,
+    cable,
     check_size,
+    grid_images,
+    holding,
+    rotation,
+    side_by_side,
+    without_identity,
 )
 from arborcast.topologies.entries import BOTH, IN_NETWORK, Entry, Parameter, bandwidth, count, one_of
 from arborcast.topologies.fabrics import Rails
@@ -47,6 +56,72 @@ def switched(name: str, gpus: int, rate: Fraction, in_network: str = "none") -> 
 def meshed(name: str, gpus: int, rate: Fraction) -> Topology:
     """A box whose GPUs all have a link to each other, of so many GB/s each way."""
     return full(name=name, ranks=gpus, bandwidth=rate, latency=NVLINK_LATENCY_US)
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """Ranks in equal parts under tops that are joined pairwise, straight or through branches of some each.
+
+    Attributes:
+        tops: how many.
+        branches: under each top.
+        leaves: under each branch; where this is 1, ranks stand in place of branches.
+        rates: GB/s each way of a leaf, a branch, and between two tops.
+        latencies: of what leads from leaves and branches, and of what joins tops.
+        names: what branches and tops are called, before their number.
+    """
+
+    tops: int
+    branches: int
+    leaves: int
+    rates: tuple[Fraction, Fraction, Fraction]
+    latencies: tuple[Fraction, Fraction]
+    names: tuple[str, str]
+
+    @property
+    def ranks(self) -> int:
+        return self.tops * self.branches * self.leaves
+
+    @property
+    def between(self) -> int:
+        """Branches that are vertices."""
+        return self.tops * self.branches if self.leaves > 1 else 0
+
+    def links(self, why_inside: str = "", why_across: str = "") -> list[Link]:
+        """All of them, with why their rates inside and across tops are assumed."""
+        inside: list[Link] = []
+        ranks, between = self.ranks, self.between
+        for rank in range(ranks if between else 0):
+            inside += cable(rank, ranks + rank // self.leaves, self.rates[0], self.latencies[0])
+        for branch in range(self.tops * self.branches):
+            child, top = ranks + branch if between else branch, ranks + between + branch // self.branches
+            inside += cable(child, top, self.rates[1], self.latencies[0])
+        across = [
+            link
+            for pair in combinations(range(ranks + between, ranks + between + self.tops), 2)
+            for link in cable(*pair, self.rates[2], self.latencies[1])
+        ]
+        return [*assuming(inside, rate=why_inside), *assuming(across, rate=why_across)]
+
+    def topology(self, name: str, links: Iterable[Link]) -> Topology:
+        """The graph of these links, with those symmetries of the tree that they keep."""
+        shape = (self.tops, self.branches, self.leaves)
+        turns = [rotation(extent) for extent in shape]
+        symmetries = [
+            side_by_side(
+                grid_images(shape, at, turn.__getitem__),
+                grid_images(shape[:2], at, turn.__getitem__)
+                if self.between and at < 2
+                else range(self.between),
+                turns[0] if at == 0 else range(self.tops),
+            )
+            for at, turn in enumerate(turns)
+        ]
+        counts = zip(self.names, (self.between, self.tops), strict=True)
+        graph = Topology.build(
+            name, self.ranks, links, [f"{word}{index}" for word, count in counts for index in range(count)]
+        )
+        return replace(graph, symmetries=tuple(holding(graph, without_identity(symmetries))))
 
 
 def several(

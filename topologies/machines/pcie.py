@@ -6,23 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from itertools import combinations
 
 from arborcast.synth.errors import TopologyError
-from arborcast.synth.topology import Link, Topology
-from arborcast.topologies.builders import (
-    assuming,
-    cable,
-    check_size,
-    grid_images,
-    holding,
-    rotation,
-    side_by_side,
-    without_identity,
-)
+from arborcast.topologies.builders import assuming, cable, check_size
 from arborcast.topologies.entries import BOTH, Entry, Parameter, bandwidth, count, one_of
 from arborcast.topologies.gpus import GIGATRANSFERS, GPUS
 from arborcast.topologies.machine import Machine, Nic
+from arborcast.topologies.machines.boxes import Nested
 from arborcast.topologies.processors import FAMILIES, X86, Crossing, between_family, crossing
 from arborcast.topologies.rates import NVLINK_LATENCY_US, PCIE_HOP, PCIE_HOP_US, Rates, pcie_rate
 
@@ -59,38 +49,16 @@ def _pcie(
     rate = pcie_rate(GIGATRANSFERS[oldest], GPUS[gpu].pcie_lanes, rates)
     switches = gpus // switch if switch > 1 else 0
     check_size(name, gpus + switches + sockets, 4 * gpus)
-    links: list[Link] = []
-    under = switches or gpus  # what hangs on sockets: switches, or GPUs
-    for rank in range(gpus):
-        if switches:
-            links += cable(rank, gpus + rank // switch, rate, PCIE_HOP_US)
-    for index in range(under):
-        child = gpus + index if switches else index
-        links += cable(child, gpus + switches + index // (under // sockets), rate, PCIE_HOP_US)
     way = between_family(cpu, rates) if cpu else crossing(X86, "", 0, 0, rates)
     if between is not None or (rates is Rates.NCCL and not cpu):
         way = Crossing(between or planned, "")
-    for one, other in combinations(range(sockets), 2):
-        both = cable(gpus + switches + one, gpus + switches + other, way.rate, PCIE_HOP_US)
-        links += assuming(both, rate=way.assumed)
-    links = assuming(links, latency=PCIE_HOP)
-    bridged = range(0, gpus - 1, 2) if GPUS[gpu].links else ()
-    for rank in bridged:
+    hops = (PCIE_HOP_US, PCIE_HOP_US)
+    shape = (sockets, gpus // (sockets * switch), switch)
+    tree = Nested(*shape, (rate, rate, way.rate), hops, ("pcie", "cpu"))
+    links = assuming(tree.links(why_across=way.assumed), latency=PCIE_HOP)
+    for rank in range(0, gpus - 1, 2) if GPUS[gpu].links else ():
         links += cable(rank, rank + 1, GPUS[gpu].links * GPUS[gpu].rate(rates), NVLINK_LATENCY_US)
-    names = [*(f"pcie{index}" for index in range(switches)), *(f"cpu{index}" for index in range(sockets))]
-    shape = (sockets, under // sockets, switch)
-    turns = [rotation(extent).__getitem__ for extent in shape]
-    symmetries = [
-        side_by_side(
-            grid_images(shape, dimension, turn),
-            grid_images(shape[:2], dimension, turn) if switches and dimension < 2 else range(switches),
-            rotation(sockets) if dimension == 0 else range(sockets),
-        )
-        for dimension, turn in enumerate(turns)
-    ]
-    graph = Topology.build(name, gpus, links, names)
-    kept = tuple(holding(graph, without_identity(symmetries)))  # bridges between pairs may break some
-    box = Machine.of(replace(graph, symmetries=kept, streams=(streams,) * gpus), gpu=gpu)
+    box = Machine.of(replace(tree.topology(name, links), streams=(streams,) * gpus), gpu=gpu)
     nics = tuple(Nic(f"nic{index}", None, (gpus + index,)) for index in range(switches or sockets))
     return replace(box, nics=nics)
 
