@@ -20,6 +20,7 @@ from tests.support.nccl_files import slot as nccl_slot
 from tests.support.nccl_files import system as nccl_system
 from tests.support.tool_texts import cables
 from tests.topologies.test_nccl_xml import DGX1, NVSWITCH, drawn, is_a_machine_or_one_line, parsed
+from tests.topologies.test_rocm_smi import DIES, die_bandwidths, mi250x
 
 V100, A100, L4, SWITCH, EFA = "10de:1db1", "10de:20b0", "10de:27b8", "10de:1ac2", "1d0f:efa1"
 GEN3, GEN4 = "15.753846", "31.507692"  # GB/s of 16 lanes, as hwloc writes them
@@ -136,6 +137,15 @@ def test_xgmi_of_amd() -> None:
     assert cables(machine.topology) == {(0, 1): "64", (0, 2): "64", (1, 2): "64"}
 
 
+def test_xgmi_by_rocm_smis_table_behind_it() -> None:
+    slots = gpus(8, "1002:7408", kind="0380")
+    beside = mi250x(bandwidth=die_bandwidths)
+    links = cables(read(hwloc(slots[:4], slots[4:]) + beside, pcie=False).topology)
+    assert links == {pair: str(50 * count) for pair, count in sorted(DIES.items())}
+    with pytest.raises(TopologyError, match="how the links of its mi250x are wired"):
+        read(hwloc(slots))
+
+
 def test_pcie_is_that_of_nccls_file_of_the_same_machine() -> None:
     ours = [port(f"0000:f{half}:00.0", *gpus(4, L4, speed=GEN4)[2 * half : 2 * half + 2]) for half in (0, 1)]
     theirs = [
@@ -212,7 +222,7 @@ def test_the_kind_of_file_is_recognised(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (hwloc(gpus(1, L4)), "t.xml: must show at least 2 GPUs"),
-        (hwloc(gpus(2, A100)) + matrix({}, 3), "t.xml: its matrix must show the 2 GPUs of its XML, got 3"),
+        (hwloc(gpus(2, A100)) + matrix({}, 3), "t.xml: its table must show the 2 GPUs of its XML, got 3"),
         (
             hwloc(gpus(2, A100), more=rates([1, 2], {}).replace("0 0", "0 x", 1)),
             "number for each pair of its 2",

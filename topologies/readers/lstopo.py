@@ -2,8 +2,8 @@
 
 It shows packages, PCIe with the GB/s of each link, and network ports by name. NVLinks and xGMI stand in it
 where hwloc was built with NVML or ROCm SMI (its matrices NVLinkBandwidth and XGMIBandwidth), else in the
-matrix of `nvidia-smi topo -m` behind the XML in the same file. Where neither is there, those of the board
-that a GPU is sold on are assumed, as in NCCL's files that hold slots alone.
+table of `nvidia-smi topo -m` or `rocm-smi --showtopo` behind the XML in the same file. Where neither is
+there, those of the board that a GPU is sold on are assumed, as in NCCL's files that hold slots alone.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from arborcast.synth.errors import TopologyError
-from arborcast.topologies.gpus import AMD_ID, GIGATRANSFERS, NVIDIA_ID, Gpu, gpu_of_device
+from arborcast.topologies.gpus import AMD_ID, GIGATRANSFERS, GPUS, NVIDIA_ID, Gpu, gpu_of_device
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import Rates, pcie_rate
+from arborcast.topologies.readers.kinds import kind_of
 from arborcast.topologies.readers.nccl.xml_links import CPU_CLASS, NVSWITCH_CLASS
-from arborcast.topologies.readers.nccl.xml_tree import printable
+from arborcast.topologies.readers.nccl.xml_tree import bus_address, printable
 from arborcast.topologies.readers.nccl_xml import machine_of, parse_xml
+from arborcast.topologies.readers.nvidia_smi import parse_nvidia_smi
 from arborcast.topologies.readers.options import Said, reader
-from arborcast.topologies.readers.text.topo_matrix import Matrix, read_matrix
+from arborcast.topologies.readers.rocm_smi import parse_rocm_smi
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -75,12 +77,12 @@ def parse_lstopo(text: str, place: str, said: Said) -> Machine:
     GPU of PCIe 3 or later that reads generation 1 is idle: its lanes count, at the rate of its product.
 
     Args:
-        text: the XML, with other text behind it, such as the matrix of `nvidia-smi topo -m`.
+        text: the XML, with other text behind it, such as what `nvidia-smi topo -m` prints.
         place: what errors begin with.
         said: what else is said of it (see `parse_nccl_xml`).
 
     Raises:
-        TopologyError: no such XML, fewer than two GPUs, another number of them in the matrix, links that
+        TopologyError: no such XML, fewer than two GPUs, another number of them in the table, links that
             these GPUs do not have.
     """
     xml, end, beside = text.partition("</topology>")
@@ -97,8 +99,8 @@ def parse_lstopo(text: str, place: str, said: Said) -> Machine:
     system, slots = _translated(root, devices, gpus)
     links = list(_measured(root, devices, gpus))
     is_shown = bool(links)
-    if not is_shown and "GPU0" in beside:
-        links, is_shown = list(_counted(read_matrix(beside), gpus)), True
+    if not is_shown and kind_of("", beside) in {"nvidia-smi", "rocm-smi"}:
+        links, is_shown = list(_beside(beside, place, said, gpus)), True
     if is_shown:
         _add_links(slots, gpus, links)
     return machine_of(system, said, "lstopo")
@@ -214,17 +216,24 @@ def _measured(root: Element, devices: Sequence[_Device], gpus: Sequence[_Device]
                 yield number[here], there, kind, max(1, round(int(value[:12]) / 1000 / each))
 
 
-def _counted(matrix: Matrix, gpus: Sequence[_Device]) -> _Links:
-    """The NVLinks of nvidia-smi's matrix: to the other GPUs where a GPU has so many, else to a switch."""
-    if len(matrix.gpus) != len(gpus):
-        raise TopologyError(f"its matrix must show the {len(gpus)} GPUs of its XML, got {len(matrix.gpus)}")
-    for here, device in enumerate(gpus):
-        counts = {there: matrix.nvlinks(here, there) for there in range(len(gpus)) if there != here}
-        gpu = device.gpu
-        if gpu is not None and sum(counts.values()) > gpu.links:
-            yield here, "nvswitch", NVSWITCH_CLASS, max(counts.values())
-        else:
-            yield from ((here, gpus[there].busid, "0x030200", links) for there, links in counts.items())
+def _beside(text: str, place: str, said: Said, gpus: Sequence[_Device]) -> _Links:
+    """NVLinks or xGMI of a tool's table, whose rates are so many times that of a link of its GPUs."""
+    read = parse_rocm_smi if kind_of("", text) == "rocm-smi" else parse_nvidia_smi
+    kinds = {each.gpu.name for each in gpus if each.gpu is not None}
+    shown = read(text, place, gpu=said.gpu or (min(kinds) if len(kinds) == 1 else None), pcie=False)
+    topology = shown.topology
+    if topology.ranks != len(gpus):
+        raise TopologyError(f"its table must show the {len(gpus)} GPUs of its XML, got {topology.ranks}")
+    addresses = [bus_address(name) for name in shown.devices]
+    number = {each.busid: index for index, each in enumerate(gpus)}
+    places = [number.get(address, index) for index, address in enumerate(addresses)]
+    for link in topology.links:
+        is_switch = str(topology.label(link.dst)).startswith("nvswitch")
+        kind = shown.gpus[link.src] if link.src < topology.ranks else None
+        if kind is not None and (is_switch or link.dst < topology.ranks):
+            count = round(link.bandwidth / GPUS[kind].link)
+            end = ("nvswitch", NVSWITCH_CLASS) if is_switch else (gpus[places[link.dst]].busid, "0x030200")
+            yield places[link.src], *end, count
 
 
 def _add_links(slots: Sequence[Element], gpus: Sequence[_Device], links: _Links) -> None:
