@@ -20,7 +20,8 @@ _ROCM = re.compile(
     re.MULTILINE,
 )
 _HWLOC = re.compile(
-    r"\s*(?:<\?xml[^>]{0,99}>\s*)?(?:<!--.{0,999}?-->\s*){0,9}(?:<!DOCTYPE topology|<topology\b)", re.DOTALL
+    r"\s*(?:<\?xml[^>]{0,99}>\s*)?(?:<!--(?:(?!-->).){0,999}-->\s*){0,9}(?:<!DOCTYPE topology|<topology\b)",
+    re.DOTALL,
 )
 _AMD_JSON = re.compile(r'"bdf"\s*:.{0,200}?"links"\s*:\s*\[', re.DOTALL)
 
