@@ -145,7 +145,8 @@ def _by_symmetries(
 
     wishes = [options.max_trees, options.tolerance, options.max_height]
     wishes += [switch.trees for switch in topology.switches]
-    if set(wishes) != {None} or not SMALLEST_REGULAR <= topology.ranks == len(collective.ranks):
+    is_large = SMALLEST_REGULAR <= topology.ranks == len(collective.ranks)
+    if collective.kind is not Kind.ALLREDUCE or set(wishes) != {None} or not is_large:
         return None
     translations = translations_of(topology, effort=0)
     if translations.order < topology.ranks:
