@@ -30,7 +30,7 @@ MAX_TOPOLOGY_BYTES = 16 << 20
 
 
 def load_file(path: Path | str, said: Said | None = None, *, max_bytes: int = MAX_TOPOLOGY_BYTES) -> Machine:
-    """The machine in a file: YAML, JSON, NCCL's XML, or what nvidia-smi, rocm-smi or amd-smi print.
+    """The machine in a file: YAML, JSON, XML of NCCL or lstopo, text of nvidia-smi, rocm-smi or amd-smi.
 
     The content decides which, under the suffixes .yaml, .yml and .xml the suffix (`readers.kinds`).
 
@@ -71,7 +71,7 @@ def load_file(path: Path | str, said: Said | None = None, *, max_bytes: int = MA
         raise TopologyError(f"{place}: looks like {other}; understood are {UNDERSTOOD}") from error
 
 
-_READERS = {"XML": "nccl_xml", "rocm-smi": "rocm_smi", "nvidia-smi": "nvidia_smi"}
+_READERS = {"XML": "nccl_xml", "lstopo": "lstopo", "rocm-smi": "rocm_smi", "nvidia-smi": "nvidia_smi"}
 """Modules of `readers`, imported where a file needs one."""
 
 

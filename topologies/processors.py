@@ -124,7 +124,21 @@ _NAMES = tuple(
         (r"Core\S* (?:i[3579]-1[2-4][0-9]{3}|Ultra)", 5, ""),
     )
 )
+FAMILIES = {
+    family.lower().replace(" ", "-").removesuffix("-to-cooper-lake"): (family, generation)
+    for _, generation, family in _NAMES
+    if family not in {"", "Broadwell and before"}
+}
+"""Processors that have a neighbour, as specs name them, with the generation of their PCIe."""
+
 _BY_NAME = {known.crossing.what.rpartition("(")[2].rstrip(")"): known.crossing for known in _PROCESSORS}
+
+
+def between_family(name: str, rates: Rates) -> Crossing:
+    """The way between two processors of a family of `FAMILIES`."""
+    family = FAMILIES[name][0]
+    known = next(known for known in _PROCESSORS if known.crossing is _BY_NAME[family])
+    return crossing(known.architecture, known.vendor, known.family, min(known.models), rates)
 
 
 def processor_named(line: str) -> NamedProcessor | None:

@@ -31,19 +31,16 @@ MI300A_NODE: Sequence[tuple[int, int, int]] = tuple(
 )
 """4 MI300A, all joined by two links of 64 GB/s (arXiv 2508.11298: 128 GB/s each way between two)."""
 
-_BOARDS = {
-    "mi250": (MI250_BOX,),
-    "mi250x": (FRONTIER_NODE,),
-    "mi300a": (MI300A_NODE,),
-}
+_BOARDS = {"gfx90a": (MI250_BOX, FRONTIER_NODE), "gfx942": (MI300A_NODE,)}
+"""By the architecture of GPUs that are wired differently from board to board."""
 
 
 def links_of_board(kind: Gpu, pairs: Collection[Pair]) -> dict[Pair, int] | None:
     """How many links each of these pairs, smaller number first, has on the board that joins just these.
 
-    None where none of the GPU's known boards does.
+    None where no known board of the GPU's architecture does. MI250 and MI250X are named for each other.
     """
-    for board in _BOARDS.get(kind.name, ()):
+    for board in _BOARDS.get(kind.architecture, ()) if kind.board == "wired" else ():
         counts = {(one, other): links for one, other, links in board}
         if counts.keys() == set(pairs):
             return counts

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -26,12 +27,14 @@ from arborcast.synth.errors import TimedOutError
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.lp.linear_program import rationalize
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import Permutation, Topology
 
 log = logging.getLogger(__name__)
 
 LARGEST_PROGRAM = 50_000
 """Flow columns (sources times links) up to which the linear program is solved: seconds."""
+
+_EFFORT = 200_000  # ends of links that the search for symmetries looks at
 
 _FINEST_PART = 5040  # of a block, where the numbers of targets have no smaller common multiple
 
@@ -62,10 +65,20 @@ def routing_duals(topology: Topology, collective: Collective, deadline: Deadline
 def _lengths_of_trees(
     topology: Topology, collective: Collective, deadline: Deadline
 ) -> list[tuple[Fraction, ...]]:
-    """The best lengths of an alltoall, the same for links that declared symmetries map to each other."""
-    alike = OrbitPartition.under(topology, collective, topology.symmetries)
+    """The best lengths of an alltoall, the same for links that symmetries map to each other."""
+    symmetries = topology.symmetries or _found(topology, collective)
+    alike = OrbitPartition.under(topology, collective, symmetries)
     best = RoutingProgram(topology, collective, alike).solve(deadline)
     return [lengths_of_links(alike, best.lengths)]
+
+
+def _found(topology: Topology, collective: Collective) -> Sequence[Permutation]:
+    """Symmetries of a topology that declares none; a link's latency says nothing of rates."""
+    from arborcast.synth.symmetry.automorphisms import automorphisms_of
+
+    members = collective.members
+    colours = [int(vertex in members) for vertex in range(topology.size)]
+    return automorphisms_of(topology, latencies=False, colours=colours, effort=_EFFORT).generators
 
 
 def lengths_of_links(alike: OrbitPartition, of_orbits: Ints) -> tuple[Fraction, ...]:

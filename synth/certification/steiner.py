@@ -179,7 +179,8 @@ class Steiner:
         # From the first of a class to the last of it is the way between any two.
         between = np.ascontiguousarray(onward[np.ix_([*firsts, *others], [*lasts, *others])])
         strides = np.cumprod([1, *(sizes + 1)])
-        few, many = _fork(between, paid[[*firsts, *others]], sizes, strides)
+        few, many = (np.full((strides[-1], len(between)), FAR) for _ in range(2))
+        _fork(between, paid[[*firsts, *others]], sizes, strides, few, many)
         # A terminal reaches all others, which is one less of its own class.
         costs[:count] = np.minimum(few, many)[strides[-1] - 1 - strides[kinds], kinds]
         costs[count:] = few[-1, len(sizes) :]
@@ -237,7 +238,7 @@ def _are_alike(ways: Matrix, first: int, other: int) -> bool:
 
 
 @kernel
-def _fork(ways: Matrix, paid: Ints, sizes: Ints, strides: Ints) -> tuple[Matrix, Matrix]:
+def _fork(ways: Matrix, paid: Ints, sizes: Ints, strides: Ints, costs: Matrix, forked: Matrix) -> None:
     """What the cheapest trees from each point to so many terminals of each class cost.
 
     Dreyfus and Wagner 1971, over numbers of terminals that are alike rather than over sets: a tree to some of
@@ -250,13 +251,11 @@ def _fork(ways: Matrix, paid: Ints, sizes: Ints, strides: Ints) -> tuple[Matrix,
         paid: what it costs to fork at each point, in however many.
         sizes: how many terminals each class has.
         strides: how many rows one of each class is worth, and at the end the number of rows.
-
-    Returns:
-        Trees, and trees that fork where they start without what that costs. A row per numbers of terminals,
-        in mixed radix, the first class the fastest.
+        costs: gets those of trees, `FAR` before. A row per numbers of terminals, in mixed radix, the first
+            class the fastest.
+        forked: gets those of trees that fork where they start, without what that costs.
     """
     points, classes, rows = len(ways), len(sizes), strides[-1]
-    costs, forked = np.full((rows, points), FAR), np.full((rows, points), FAR)
     costs[0] = 0
     wanted, part = np.zeros(classes, dtype=np.int64), np.zeros(classes, dtype=np.int64)
     for row in range(1, rows):
@@ -287,4 +286,3 @@ def _fork(ways: Matrix, paid: Ints, sizes: Ints, strides: Ints) -> tuple[Matrix,
                 else:
                     reached = ways[point, target] + forked[row, target] + paid[target]
                 costs[row, point] = min(costs[row, point], reached)
-    return costs, forked

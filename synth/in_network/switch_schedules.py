@@ -18,8 +18,9 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
+from arborcast.synth.in_network.column_moves import moves_of
 from arborcast.synth.in_network.steiner_program import SteinerProgram, solved_steiner_program
-from arborcast.synth.in_network.steiner_tree import SteinerColumn, SteinerTree
+from arborcast.synth.in_network.steiner_tree import SteinerColumn
 from arborcast.synth.lp.sparsify import few_as_asked
 from arborcast.synth.lp.tree_program import CLOSE
 from arborcast.synth.schedule import Chunk, Method, Schedule, Settings, Transfer
@@ -35,6 +36,10 @@ _MANY = 200  # trees, of which the lowest alone are looked at: dropping one by o
 
 LARGEST_STEINER = 32
 """Ranks up to which trees through switches are looked for where others reach the bound, for being lower."""
+
+SMALLEST_REGULAR = 17
+"""Ranks from which a regular fabric is answered by images of few trees; of fewer the program over all trees
+takes a second or so, and may need fewer of them."""
 
 
 def forwarding_answer(
@@ -105,6 +110,9 @@ def solve_in_network(
         As `solve_by_trees`.
     """
     deadline = Deadline.after(options.deadline_s)
+    regular = _by_symmetries(topology, collective, options, limit, deadline)
+    if regular is not None and regular.is_optimal:
+        return regular
     half = replace(options, deadline_s=deadline.share(2))
     try:
         first = forwarding_answer(forwarding, topology, collective, half, limit)
@@ -123,6 +131,31 @@ def solve_in_network(
     if deadline.has_passed:
         raise TimedOutError(f"{collective.kind}: {deadline} passed", best)
     return best
+
+
+def _by_symmetries(
+    topology: Topology, collective: Collective, options: SolveOptions, limit: Bound, deadline: Deadline
+) -> Schedule | None:
+    """Images of few trees under the declared symmetries, where these move each of many ranks everywhere.
+
+    None where fewer trees or lower ones are asked for, or where switches hold few.
+    """
+    from arborcast.synth.in_network.symmetric import images_of_trees
+    from arborcast.synth.symmetry.translation_search import translations_of
+
+    wishes = [options.max_trees, options.tolerance, options.max_height]
+    wishes += [switch.trees for switch in topology.switches]
+    is_large = SMALLEST_REGULAR <= topology.ranks == len(collective.ranks)
+    if collective.kind is not Kind.ALLREDUCE or set(wishes) != {None} or not is_large:
+        return None
+    translations = translations_of(topology, effort=0)
+    if translations.order < topology.ranks:
+        return None
+    found = images_of_trees(topology, collective, options, limit, translations, deadline)
+    if found is None:
+        return None
+    method = Method("trees", options.seed, (("through", "able switches"),))
+    return replace(found.expand(), method=method)
 
 
 def _merit(schedule: Schedule) -> tuple[Fraction, int, int]:
@@ -245,55 +278,3 @@ def lift_columns(
         chunks.append(Chunk(column.weight / carried[column.group] / groups, owner))
         transfers += [Transfer(index, *move) for move in moves_of(column)]
     return Schedule.build(topology, collective, method, limit, chunks, transfers)
-
-
-Move = tuple[Vertex, Vertex, int, bool, tuple[Vertex, ...]]
-"""From, to, step, whether it is added, through."""
-
-
-def moves_of(column: SteinerColumn) -> Iterator[Move]:
-    """What is sent along the trees of a column: first gathered, then spread."""
-    gathered = 0
-    if column.into is not None:
-        moves, gathered = _gathering(column.into)
-        yield from moves
-    if column.out is not None:
-        yield from _spreading(column.out, gathered)
-
-
-def _gathering(tree: SteinerTree) -> tuple[list[Move], int]:
-    """The transfers of an in-tree, and the step before which the root has the sum."""
-    below = defaultdict(list)
-    for edge in tree.edges:
-        below[edge.parent].append(edge)
-    back = {edge.parent: edge for edge in tree.returns}
-    moves: list[Move] = []
-    ready: dict[Vertex, int] = {}
-    for vertex in (*(edge.child for edge in reversed(tree.edges)), tree.root):
-        now = 0
-        # First what comes without a loop: what is sent into a loop must be all there is.
-        for edge in sorted(below[vertex], key=lambda edge: (edge.child in back, ready[edge.child])):
-            step = ready[edge.child]
-            if edge.child in back:
-                way = back[edge.child].via[::-1]
-                moves.append((vertex, edge.child, now, True, way))
-                step = max(now + 1, step)
-            moves.append((edge.child, vertex, step, edge.child not in back, edge.via[::-1]))
-            now = max(now, step + 1)
-        ready[vertex] = now
-    return moves, ready[tree.root]
-
-
-def _spreading(tree: SteinerTree, start: int) -> Iterator[Move]:
-    """The transfers of an out-tree from a step on."""
-    ready = {tree.root: start}
-    for edge in tree.edges:
-        yield edge.parent, edge.child, ready[edge.parent], False, edge.via
-        ready[edge.child] = ready[edge.parent] + 1
-    taken: set[tuple[Vertex, int]] = set()
-    for edge in tree.returns:  # one copy a step: a rank may have several such switches below it
-        step = ready[edge.parent]
-        while (edge.child, step) in taken:
-            step += 1
-        taken.add((edge.child, step))
-        yield edge.parent, edge.child, step, False, edge.via

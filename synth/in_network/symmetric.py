@@ -22,8 +22,8 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
+from arborcast.synth.in_network.column_moves import moves_of
 from arborcast.synth.in_network.steiner_tree import Rows, SteinerColumn
-from arborcast.synth.in_network.switch_schedules import moves_of
 from arborcast.synth.in_network.switch_trees import Spanning
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.choice import TreeCandidates
@@ -80,14 +80,29 @@ def solve_symmetric_in_network(
             raise TimedOutError(str(error), best) from error
         raise
     first = replace(plain, topology=topology, bound=limit)
-    does_both = any(switch.reduces and switch.multicasts for switch in topology.switches)
-    if collective.kind is not Kind.ALLREDUCE or not does_both or not topology.is_symmetric:
-        return first
-    found = _Packing(topology, collective, translations, limit, options, deadline).schedule()
+    found = images_of_trees(topology, collective, options, limit, translations, deadline)
     best = first if found is None else min(first, found, key=lambda one: (-one.rate, one.transfer_count))
     if deadline.has_passed:
         raise TimedOutError(f"{collective.kind}: {deadline} passed", best)
     return best
+
+
+def images_of_trees(
+    topology: Topology,
+    collective: Collective,
+    options: SolveOptions,
+    limit: Bound,
+    translations: Translations,
+    deadline: Deadline,
+) -> ImplicitSchedule | None:
+    """An allreduce through able switches; None where these cannot do all of it, and for other collectives.
+
+    Arguments as for `solve_symmetric_in_network`; the deadline is when to be content with the best so far.
+    """
+    does_both = any(switch.reduces and switch.multicasts for switch in topology.switches)
+    if collective.kind is not Kind.ALLREDUCE or not does_both or not topology.is_symmetric:
+        return None
+    return _Packing(topology, collective, translations, limit, options, deadline).schedule()
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,6 +25,9 @@ ROUTED_KINDS = frozenset({Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL})
 _SUPER_SOURCE = -1
 
 
+_EFFORT = 200_000  # ends of links that the search for symmetries looks at, where none is declared
+
+
 def solve_by_routes(topology: Topology, collective: Collective, options: SolveOptions = DEFAULTS) -> Schedule:
     """The best schedule of a gather, scatter or alltoall that moves blocks along paths.
 
@@ -57,13 +60,15 @@ def solve_by_routes(topology: Topology, collective: Collective, options: SolveOp
 
 
 def _alltoall(topology: Topology, collective: Collective, options: SolveOptions) -> Schedule:
-    """By the declared symmetries, as far as they are translations, and written out."""
+    """By the symmetries, declared or else found, as far as they are translations, and written out."""
     from arborcast.synth.routes.symmetric_alltoall import solve_symmetric_alltoall
     from arborcast.synth.symmetry.translation_search import translations_of
 
     try:
-        declared = translations_of(topology, ranks=collective.ranks, effort=0)
-        return solve_symmetric_alltoall(topology, collective, options, translations=declared).expand()
+        known = translations_of(
+            topology, ranks=collective.ranks, effort=0 if topology.symmetries else _EFFORT
+        )
+        return solve_symmetric_alltoall(topology, collective, options, translations=known).expand()
     except TimedOutError as late:
         assert isinstance(late.best, ImplicitSchedule), "every block on a shortest way"
         raise TimedOutError(str(late), late.best.expand()) from late

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 
 from arborcast.synth.bounds import bound
-from arborcast.synth.certificate import Cut
+from arborcast.synth.certificate import Cut, Dual
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from arborcast.synth.routes.path_solver import solve_by_routes
 from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
+from arborcast.topologies import load
 from tests.support.strategies import topologies
 
 
@@ -82,6 +84,25 @@ def test_relays_forward() -> None:
     schedule = solve_by_routes(topology, collective)
     assert verify(schedule).correct
     assert [(t.src, t.dst) for t in schedule.transfers] == [(2, 1), (1, 0)]
+
+
+def test_a_torus_is_as_symmetric_where_it_does_not_say_so() -> None:
+    said = load("torus:4x3,bandwidth=2")
+    silent = replace(said, symmetries=())
+    lengths = [bound(each, Collective.on(each, "alltoall")).certificate for each in (said, silent)]
+    assert [len(set(each.lengths)) for each in lengths if isinstance(each, Dual)] == [
+        2,
+        2,
+    ]  # those of 4, of 3
+    schedule = solve_by_routes(silent, Collective.on(silent, "alltoall"))
+    assert schedule.rate == schedule.bound.rate == bound(said, Collective.on(said, "alltoall")).rate
+    drawn = {
+        (t.step, (t.dst - t.src) % 12) for t in schedule.transfers if schedule.chunks[t.chunk].owner == 0
+    }
+    moved = {
+        (t.step, (t.dst - t.src) % 12) for t in schedule.transfers if schedule.chunks[t.chunk].owner == 3
+    }
+    assert drawn == moved  # what rank 0 does every other does as far away
 
 
 def test_other_kinds_are_sent_to_trees() -> None:

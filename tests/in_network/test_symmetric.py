@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
 from arborcast.synth import solve, verify
 from arborcast.synth.bounds import bound
+from arborcast.synth.certification import steiner
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.in_network.steiner_program import steiner_program
 from arborcast.synth.in_network.symmetric import solve_symmetric_in_network
+from arborcast.synth.kernels import compiled
 from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Switch, Topology
+from arborcast.topologies import load
 from tests.support.able_fabrics import ABLE
 from tests.support.drawn_in_network import star as turning_star
 
@@ -99,6 +104,35 @@ def test_one_tree_does_where_its_images_would_be_the_same():
     found = solve(star(1024, **TURNS), "allreduce")
     assert (found.chunk_count, found.steps) == (1, 2)
     assert solve(pod(12, 8, LOOPS, TURNS, Fraction(50)), "allreduce").chunk_count == 8
+
+
+def test_a_regular_fabric_is_answered_by_images_in_explicit_form_too():
+    """All ranks send alike; few trees, and switches that hold few, are asked of all trees."""
+    fabric = pod(3, 8, LOOPS, {}, Fraction(50))
+    found = solve(fabric, "allreduce")
+    assert found.method.name == "trees" and not isinstance(found, ImplicitSchedule)
+    assert found.rate == found.bound.rate == Fraction(400 * 3, 2 * 2)
+    assert verify(found).errors == ()
+    sent = Counter((transfer.src, transfer.step) for transfer in found.transfers)
+    assert len({tuple(sent[rank, step] for step in range(found.steps)) for rank in range(24)}) == 1
+    switches = tuple(replace(each, trees=9) if each.is_able else each for each in fabric.switches)
+    assert verify(solve(replace(fabric, switches=switches), "allreduce")).errors == ()
+    assert solve(fabric, "allreduce", max_trees=2).chunk_count <= 2
+
+
+def test_prices_of_many_alike_ranks_are_worked_out_in_machine_code():
+    """Three boxes of eight alike: 9 x 9 x 9 numbers of ranks, however few classes these are."""
+    asked: list[int] = []
+
+    def noted(*arguments: object) -> None:
+        asked.append(compiled._elements(arguments))
+        fork(*arguments)
+
+    fork = steiner._fork
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steiner, "_fork", noted)
+        bound(load("dgx-h100:boxes=3"), Collective.on(load("dgx-h100:boxes=3"), "allreduce"))
+    assert max(asked) > compiled.SMALL
 
 
 @pytest.mark.parametrize("kind", ["allgather", "reduce-scatter", "alltoall"])

@@ -148,7 +148,9 @@ def test_schedules_carry_it(tmp_path: Path) -> None:
 def test_commands_say_for_which_rates_a_limit_is_proved(command: Command) -> None:
     said = command("bound", "rtx5090", "alltoall").out
     assert "at most" in said
-    assert "rates    proved for these rates, of which 2 of 18 are assumed: the raw rate of NVLink-C2C" in said
+    assert (
+        "rates    proved for these rates, of which 2 of 18 are assumed: the raw rate of 6 UPI links" in said
+    )
     answer = command("bound", "rtx5090", "alltoall", "--json").document
     assert {key: answer["assumed"][-1][key] for key in ("of", "links")} == {"of": "rate", "links": 2}
     assert "assumed" not in command("bound", "dgx1", "alltoall").out

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from arborcast import synth
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.topology_text import topology_to_yaml
-from arborcast.synth.topology import Switch, Topology
+from arborcast.synth.topology import Link, Switch, Topology
 from arborcast.topologies import GPUS, catalog, load, load_machine
 
 # every entry once or more, with vertices (ranks, switches), cables, and the ranks' bandwidth out
@@ -38,6 +38,8 @@ SIZES = [
     ("gb200-nvl72", 72, 1, 72, {900}),
     ("gb300-nvl72:gpus=8,boxes=2", 16, 2 + 1, 32, {1000}),
     ("mi300x", 8, 0, 28, {7 * 64}),
+    ("mi300x:partition=cpx-nps1", 64, 8, 64 + 28, {Fraction(5300, 8)}),
+    ("mi325x:boxes=2,partition=cpx-nps4", 128, 2 * (32 + 8) + 1, 2 * (64 + 32 + 28 + 8), {750}),
     ("mi325x:boxes=4", 32, 1, 4 * 28 + 32, {7 * 64 + 50}),
     ("mi350x", 8, 0, 28, {Fraction("537.6")}),
     ("mi355x:boxes=2", 16, 1, 2 * 28 + 16, {Fraction("587.6")}),
@@ -48,6 +50,7 @@ SIZES = [
     ("rtx3090:gpus=4", 4, 2, 4 + 1 + 2, {Fraction(2048, 65) + Fraction("56.25")}),
     ("a6000:switch=2", 8, 4 + 2, 8 + 4 + 1 + 4, {Fraction(2048, 65) + Fraction("56.25")}),
     ("a100-pcie", 8, 2, 8 + 1 + 4, {Fraction(2048, 65) + 300}),
+    ("h100-pcie:gpus=4,sockets=1", 4, 1, 4 + 2, {Fraction(4096, 65) + 300}),
     ("h100-nvl:gpus=2,sockets=1", 2, 1, 2 + 1, {Fraction(4096, 65) + 300}),
     ("gaudi2", 8, 0, 28, {Fraction("262.5")}),
     ("gaudi3:boxes=2", 16, 1, 2 * 28 + 16, {600}),
@@ -93,6 +96,7 @@ SIZES = [
     ("frontier:nodes=32", 256, 8, 32 * 12 + 32 * 4 + 28, {350, 325}),
     ("rtx4090", 8, 2, 8 + 1, {Fraction(2048, 65)}),
     ("rtx5090:gpus=4,sockets=1", 4, 1, 4, {Fraction(4096, 65)}),
+    ("rtx5090:gpus=4,cpu=zen-3", 4, 2, 4 + 1, {Fraction(2048, 65)}),
     ("l4", 8, 2, 8 + 1, {Fraction(2048, 65)}),
     ("l40s:switch=4", 8, 2 + 2, 8 + 2 + 1, {Fraction(2048, 65)}),
     ("pro6000:switch=2,between=16", 8, 4 + 2, 8 + 4 + 1, {Fraction(4096, 65)}),
@@ -103,6 +107,7 @@ SIZES = [
     ("dgx-spark:4,cables=2,links=switch", 4, 1, 4, {Fraction(2048, 65)}),
     ("mac-studio:4", 4, 0, 6, {30}),
     ("boxes:4,gpus=8,inside=900,nic=50,rails=8", 32, 4 + 8, 64, {950}),
+    ("boxes:3,gpus=1,inside=25,nic=25", 3, 1, 3, {25}),
     ("boxes:2,gpus=8,inside=150,nic=12.5,nics=1", 16, 2 + 2 + 1, 16 + 16 + 2, {Fraction("162.5")}),
     ("boxes:1,gpus=4,inside=300,links=mesh", 4, 0, 6, {300}),
     ("torus:4x4", 16, 0, 32, {4}),
@@ -135,6 +140,8 @@ ORBITS = {
     "hgx-h800:boxes=16,rails=8": 1,
     "gb300-nvl72:gpus=8,boxes=2": 1,
     "mi325x:boxes=4": 1,
+    "mi325x:boxes=2,partition=cpx-nps4": 1,
+    "mi300x:partition=cpx-nps1": 1,
     "tpu-v4:4x8x8_twisted": 1,
     "tpu-v5p:4x4x8_twisted": 1,
     "tpu-v4:2x2x4": 2,
@@ -298,6 +305,14 @@ BOUNDS = [
     ("hgx-h800", "allreduce", Fraction(8 * 200, 9)),
     ("gb200-nvl72:gpus=4", "allreduce", Fraction(4 * 900, 5)),
     ("gb300-nvl72:gpus=4", "allreduce", Fraction(720)),
+    ("gb300-nvl72:gpus=8,links=9", "allgather", Fraction(8 * 450, 7)),
+    ("mi300x:partition=cpx-nps4", "allgather", Fraction(8 * 7 * 64, 7)),  # a package must get the other seven
+    (
+        "mi300x:partition=cpx-nps1",
+        "alltoall",
+        Fraction(8 * 7 * 64, 7 * 8),
+    ),  # 7/8 of 8 buffers leave a package
+    ("pro6000:gpus=16,cpu=skylake,between=20", "alltoall", Fraction(16 * 20, 8 * 8)),
     ("mi300x", "allreduce", Fraction(8 * 7 * 64, 2 * 7)),
     ("mi300x:boxes=2", "allreduce", Fraction(16 * (7 * 64 + 50), 2 * 15)),
     ("gaudi3", "allreduce", Fraction(8 * 7 * 75, 2 * 7)),
@@ -332,6 +347,18 @@ BOUNDS = [
 @pytest.mark.parametrize(("spec", "collective", "rate"), BOUNDS)
 def test_bounds_by_hand(spec: str, collective: str, rate: Fraction) -> None:
     assert synth.bound(load(spec), collective).rate == rate
+
+
+@pytest.mark.parametrize(("cpu", "rate"), [("zen-2", 144), ("sapphire-rapids", 192), ("xeon-6", 432)])
+def test_sockets_of_pcie_boxes_are_joined_as_their_processors_are(cpu: str, rate: int) -> None:
+    def way(spec: str, rates: str = "datasheet") -> Link:
+        return next(link for link in load(spec, rates=rates).links if min(link.src, link.dst) >= 8)
+
+    ways = [way(f"l40s:cpu={cpu}"), way("l40s")]
+    assert (ways[0].bandwidth, ways[0].rate_assumed) == (rate, "")
+    assert "6 UPI links of 24 GT/s (Xeon 6), the largest of its kind" in ways[1].rate_assumed
+    planned = way(f"l40s:cpu={cpu}", "nccl").bandwidth
+    assert planned == {"zen-2": 16, "sapphire-rapids": 22, "xeon-6": 22}[cpu]
 
 
 @pytest.mark.parametrize(("shape", "extents"), [("4x4x8", (4, 4, 8)), ("4x8x8", (4, 8, 8))])
@@ -540,7 +567,9 @@ def test_grids_are_networkx_grids(extents: list[int]) -> None:
             "boxes:2,gpus=8,inside=900,nic=50,nics=3",
             "nics must divide the 8 GPUs of a box or be a multiple, got 3",
         ),
-        ("boxes:1,gpus=1,inside=900", "gpus must be at least 2, got 1"),
+        ("boxes:1,gpus=1,inside=900", "gpus must be at least 2 in one box, got 1"),
+        ("gb200-nvl72:links=19", "links must be at most the 18 of a GPU, got 19"),
+        ("mi300x:partition=cpx", "partition: must be spx or cpx-nps1 or cpx-nps4, got 'cpx'"),
         ("boxes:1,gpus=8,inside=900,links=star", "links: must be switch or mesh, got 'star'"),
         ("star:4,in-network=sharp", "in-network: must be none or reduce or .* or loopback, got 'sharp'"),
         ("boxes:1,gpus=2,inside=1,links=mesh,in-network=turn", "in-network goes with links=switch, got mesh"),

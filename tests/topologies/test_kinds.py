@@ -29,6 +29,8 @@ AMD = "LINK TYPE TABLE:\n   0000:01:00.0 0000:02:00.0\n0000:01:00.0 SELF XGMI\n0
         ("", '{"ranks": 2}', "JSON"),
         ("", '<?xml version="1.0"?><system/>', "XML"),
         ("", "<graphs/>", "XML"),
+        ("", "<?xml version='1.0'?>\n<!-- of a host -->\n<topology version='2.0'/>", "lstopo"),
+        (".xml", '<!DOCTYPE topology SYSTEM "hwloc2.dtd">\n<topology/>', "lstopo"),
         # documents that quote the text they were made of
         (".yaml", "# " + PAIR, "YAML"),
         (".txt", "# GPU0 GPU1 CPU Affinity\nranks: 2\nlinks: []\n", "YAML"),
@@ -42,7 +44,7 @@ def test_the_content_tells_the_reader(suffix: str, text: str, kind: str) -> None
 
 FOREIGN = {
     "rocminfo": "ROCk module is loaded\n=====================\nHSA System Attributes\n",
-    "lstopo's XML": '<!DOCTYPE topology SYSTEM "hwloc2.dtd">\n<topology version="2.0"></topology>',
+    "Slurm's topology, which synth order takes": "# topology.conf\nSwitchName=leaf1 Nodes=n[1-4]\n",
     "lstopo's text": "Machine (1008GB total)\n  Package L#0\n    NUMANode L#0 (P#0 504GB)\n",
     "nvidia-smi -q": "\n==============NVSMI LOG==============\n\nAttached GPUs : 8\nGPU 00000000:07:00.0\n",
     "nvidia-smi -q -x": "<nvidia_smi_log><gpu id='0'/></nvidia_smi_log>",

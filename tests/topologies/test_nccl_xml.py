@@ -18,6 +18,7 @@ from arborcast.topologies import Machine, load
 from arborcast.topologies.processors import crossing
 from arborcast.topologies.rates import Rates
 from arborcast.topologies.readers.nccl_xml import parse_nccl_xml
+from arborcast.topologies.readers.options import Reader
 from tests.support.nccl_files import (
     EPYC,
     FABRIC,
@@ -654,9 +655,9 @@ PIECES = [
 ]
 
 
-def is_a_machine_or_one_line(text: str, **options: object) -> None:
+def is_a_machine_or_one_line(text: str, read: Reader = parse_nccl_xml, **options: object) -> None:
     try:
-        machine = parsed(text, **options)
+        machine = read(text, "t.xml", **options)
     except InputError as error:
         assert str(error).isprintable() and len(str(error)) < 500
         return

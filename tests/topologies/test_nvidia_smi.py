@@ -630,6 +630,13 @@ def test_a_bridge_of_workstation_cards_may_lack_a_link() -> None:
     assert cables(machine.topology) == {(0, 1): "675/16"}
 
 
+def test_a_full_row_ends_with_its_line() -> None:
+    text = "GPU0 GPU1\nGPU0 X NV4\nGPU1 NV4 X\n```\n\n- `PIX` = one switch\n- `PHB` = one host bridge\n"
+    assert parse_nvidia_smi(text, "f").topology.ranks == 2
+    with pytest.raises(TopologyError, match="GPU1 must have 2 entries, got 3"):
+        parse_nvidia_smi(text.replace("NV4 X\n", "NV4 X PIX\n"), "f")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -639,6 +646,7 @@ def test_a_bridge_of_workstation_cards_may_lack_a_link() -> None:
             placed(1, lambda _a, _b: "X", [("0-19", "0")]),
             r"at least 2 GPUs, got 1; star:N,bandwidth=GB/s",
         ),
+        ("GPU0 NIC0 NIC1 CPU Affinity\nGPU0 X NODE PIX 0-19\nNIC0 NODE X NODE\n", "at least 2 GPUs, got 1"),
     ],
 )
 def test_one_gpu_and_lost_headers_are_said(text: str, message: str) -> None:

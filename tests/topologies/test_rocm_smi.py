@@ -143,11 +143,22 @@ def test_bandwidths_say_how_many_links_join_a_pair() -> None:
         assert stated.notes == ()
 
 
+def test_a_known_board_counts_links_whatever_its_dies_are_called() -> None:
+    expected = {pair: str(50 * count) for pair, count in sorted(DIES.items())}
+    for gpu in (None, "mi250", "mi250x"):
+        assert cables(parse_rocm_smi(mi250x(), "f", gpu=gpu).topology) == expected
+    assert (
+        "mi250x (50 GB/s each way per xGMI link) assumed, from the pairs"
+        in parse_rocm_smi(mi250x(), "f").notes[0]
+    )
+
+
 def test_links_that_nothing_counts_are_refused() -> None:
-    with pytest.raises(TopologyError, match=r"^f: GPU0 to GPU3 goes over other .* only the bandwidth table"):
-        parse_rocm_smi(mi250x(), "f")
+    ring = rocm_smi(4, kind=lambda _a, _b: "XGMI", weight=lambda a, b: 15 if (a + b) % 2 else 30)
+    with pytest.raises(TopologyError, match=r"^f: GPU0 to GPU2 goes over other .* only the bandwidth table"):
+        parse_rocm_smi(ring, "f")
     with pytest.raises(TopologyError, match=r"^f: GPU0 to GPU1: mi250 has 8 links, and how many"):
-        parse_rocm_smi(mi250x(), "f", gpu="mi250")
+        parse_rocm_smi(ring, "f", gpu="mi250")
     # a table that the driver did not fill in
     with pytest.raises(TopologyError, match="GPU0 to GPU1: mi300a has 8 links"):
         parse_rocm_smi(

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import combinations
 
 from arborcast.synth.errors import TopologyError
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import cluster
 from arborcast.topologies.builders import (
     assumed,
+    assuming,
+    cable,
     check_size,
+    grid_images,
+    holding,
+    rotation,
+    side_by_side,
+    without_identity,
 )
 from arborcast.topologies.entries import BOTH, IN_NETWORK, Entry, Parameter, bandwidth, count, one_of
 from arborcast.topologies.fabrics import Rails
@@ -47,6 +56,72 @@ def switched(name: str, gpus: int, rate: Fraction, in_network: str = "none") -> 
 def meshed(name: str, gpus: int, rate: Fraction) -> Topology:
     """A box whose GPUs all have a link to each other, of so many GB/s each way."""
     return full(name=name, ranks=gpus, bandwidth=rate, latency=NVLINK_LATENCY_US)
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """Ranks in equal parts under tops that are joined pairwise, straight or through branches of some each.
+
+    Attributes:
+        tops: how many.
+        branches: under each top.
+        leaves: under each branch; where this is 1, ranks stand in place of branches.
+        rates: GB/s each way of a leaf, a branch, and between two tops.
+        latencies: of what leads from leaves and branches, and of what joins tops.
+        names: what branches and tops are called, before their number.
+    """
+
+    tops: int
+    branches: int
+    leaves: int
+    rates: tuple[Fraction, Fraction, Fraction]
+    latencies: tuple[Fraction, Fraction]
+    names: tuple[str, str]
+
+    @property
+    def ranks(self) -> int:
+        return self.tops * self.branches * self.leaves
+
+    @property
+    def between(self) -> int:
+        """Branches that are vertices."""
+        return self.tops * self.branches if self.leaves > 1 else 0
+
+    def links(self, why_inside: str = "", why_across: str = "") -> list[Link]:
+        """All of them, with why their rates inside and across tops are assumed."""
+        inside: list[Link] = []
+        ranks, between = self.ranks, self.between
+        for rank in range(ranks if between else 0):
+            inside += cable(rank, ranks + rank // self.leaves, self.rates[0], self.latencies[0])
+        for branch in range(self.tops * self.branches):
+            child, top = ranks + branch if between else branch, ranks + between + branch // self.branches
+            inside += cable(child, top, self.rates[1], self.latencies[0])
+        across = [
+            link
+            for pair in combinations(range(ranks + between, ranks + between + self.tops), 2)
+            for link in cable(*pair, self.rates[2], self.latencies[1])
+        ]
+        return [*assuming(inside, rate=why_inside), *assuming(across, rate=why_across)]
+
+    def topology(self, name: str, links: Iterable[Link]) -> Topology:
+        """The graph of these links, with those symmetries of the tree that they keep."""
+        shape = (self.tops, self.branches, self.leaves)
+        turns = [rotation(extent) for extent in shape]
+        symmetries = [
+            side_by_side(
+                grid_images(shape, at, turn.__getitem__),
+                grid_images(shape[:2], at, turn.__getitem__)
+                if self.between and at < 2
+                else range(self.between),
+                turns[0] if at == 0 else range(self.tops),
+            )
+            for at, turn in enumerate(turns)
+        ]
+        counts = zip(self.names, (self.between, self.tops), strict=True)
+        graph = Topology.build(
+            name, self.ranks, links, [f"{word}{index}" for word, count in counts for index in range(count)]
+        )
+        return replace(graph, symmetries=tuple(holding(graph, without_identity(symmetries))))
 
 
 def several(
@@ -112,7 +187,8 @@ def box_entry(
         network: what that fabric is.
         nics_assumed: why NICs are assumed to be so fast, unless told.
         of_pair: links of each pair of a mesh; 0 where all links of a GPU are shared by the others.
-        tray: GPUs of a host, where a box is several, and may be had with fewer of them; a NIC for each GPU.
+        tray: GPUs of a host, where a box is several, and may be had with fewer of them, or with fewer `links`
+            of each GPU; a NIC for each GPU.
 
     Raises:
         TopologyError: when built, GPUs that are not whole trays.
@@ -129,11 +205,14 @@ def box_entry(
         rates: Rates,
         fabric: str = "plain",
         gpus: int = gpus,
+        links: int = GPUS[gpu].links,
     ) -> Machine:
         if tray and (gpus % tray or gpus > most):
             rule = f"must be a multiple of {tray} (a tray) of at most {most}"
             raise TopologyError(f"{name}: gpus {rule}, got {gpus}")
-        rate = GPUS[gpu].links * GPUS[gpu].rate(rates)
+        if links > GPUS[gpu].links:
+            raise TopologyError(f"{name}: links must be at most the {GPUS[gpu].links} of a GPU, got {links}")
+        rate = links * GPUS[gpu].rate(rates)
         if shape == "switch":
             topology = switched(name, gpus, rate, GPUS[gpu].in_network)
         else:
@@ -157,12 +236,18 @@ def box_entry(
             network=network,
         )
 
-    slices = [Parameter("gpus", "N", count, most)] if tray else []
+    slices = [Parameter("gpus", "N", count, most), Parameter("links", "N", count, GPUS[gpu].links)]
     return Entry(
         name,
         description,
         build,
-        (*slices, BOXES, nic(Fraction(speed)), rails(deal), *([FABRIC] if infiniband else [])),
+        (
+            *(slices if tray else ()),
+            BOXES,
+            nic(Fraction(speed)),
+            rails(deal),
+            *([FABRIC] if infiniband else []),
+        ),
         BOTH,
         gpu,
         vendor,
@@ -187,8 +272,8 @@ def _boxes(
 
     With links=mesh that is divided by the number of others: a link of inside / (gpus - 1) to each.
     """
-    if gpus < 2:
-        raise TopologyError(f"{name}: gpus must be at least 2, got {gpus}")
+    if gpus * boxes < 2:
+        raise TopologyError(f"{name}: gpus must be at least 2 in one box, got {gpus}")
     ports = nics or gpus
     if gpus % ports and ports % gpus:
         raise TopologyError(
@@ -198,7 +283,9 @@ def _boxes(
         raise TopologyError(f"{name}: in-network goes with links=switch, got mesh")
     if boxes > 1 and nic is None:
         raise TopologyError(f"{name}: several boxes need nic=GB/s of each NIC")
-    if links == "switch":
+    if gpus == 1:
+        topology = Topology.build(name, 1, [])
+    elif links == "switch":
         topology = switched(name, gpus, inside, in_network)
     else:
         topology = meshed(name, gpus, inside / (gpus - 1))

@@ -6,25 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from itertools import combinations
 
 from arborcast.synth.errors import TopologyError
-from arborcast.synth.topology import Link, Topology
-from arborcast.topologies.builders import (
-    assuming,
-    cable,
-    check_size,
-    grid_images,
-    holding,
-    rotation,
-    side_by_side,
-    without_identity,
-)
-from arborcast.topologies.entries import BOTH, Entry, Parameter, bandwidth, count
-from arborcast.topologies.gpus import GPUS, slot_rate
+from arborcast.topologies.builders import assuming, cable, check_size
+from arborcast.topologies.entries import BOTH, Entry, Parameter, bandwidth, count, one_of
+from arborcast.topologies.gpus import GIGATRANSFERS, GPUS
 from arborcast.topologies.machine import Machine, Nic
-from arborcast.topologies.processors import Crossing, crossing
-from arborcast.topologies.rates import NVLINK_LATENCY_US, PCIE_HOP, PCIE_HOP_US, Rates
+from arborcast.topologies.machines.boxes import Nested
+from arborcast.topologies.processors import FAMILIES, X86, Crossing, between_family, crossing
+from arborcast.topologies.rates import NVLINK_LATENCY_US, PCIE_HOP, PCIE_HOP_US, Rates, pcie_rate
 
 _MOST_SOCKETS = 8
 
@@ -37,57 +27,38 @@ def _pcie(
     switch: int,
     between: Fraction | None,
     streams: int | None,
+    cpu: str,
     rates: Rates,
     gpu: str,
     planned: Fraction,
 ) -> Machine:
     """GPUs in equal parts under each socket; with `switch` above 1 so many on each PCIe switch.
 
-    A switch reaches its socket at the rate of one slot. Sockets are joined pairwise at `between`, without it
-    at what an unknown processor can have (in NCCL's rates at `planned`). GPUs that bridges of NVLink can join
-    have one for each two neighbours. Each switch, or socket where there is none, has a NIC, whose rate
-    whoever joins several boxes must say. A GPU has `streams`, any number of them where it is not said.
+    A switch reaches its socket at the rate of one slot, which is as old as the processors' where `cpu` says
+    which they are. Sockets are joined pairwise at `between`, without it at what these have, or what unknown
+    ones can have (in NCCL's rates at `planned`). GPUs that bridges of NVLink can join have one for each two
+    neighbours. Each switch, or socket where there is none, has a NIC, whose rate whoever joins several boxes
+    must say. A GPU has `streams`, any number of them where it is not said.
     """
     if gpus % (sockets * switch) or sockets > _MOST_SOCKETS:
         raise TopologyError(
             f"{name}: gpus must be a multiple of sockets (at most {_MOST_SOCKETS}) times those on a switch, "
             f"got {gpus} GPUs, {sockets} sockets, {switch} on a switch"
         )
-    rate = slot_rate(GPUS[gpu], rates)
+    oldest = min(GPUS[gpu].pcie_generation, FAMILIES[cpu][1] if cpu else GPUS[gpu].pcie_generation)
+    rate = pcie_rate(GIGATRANSFERS[oldest], GPUS[gpu].pcie_lanes, rates)
     switches = gpus // switch if switch > 1 else 0
     check_size(name, gpus + switches + sockets, 4 * gpus)
-    links: list[Link] = []
-    under = switches or gpus  # what hangs on sockets: switches, or GPUs
-    for rank in range(gpus):
-        if switches:
-            links += cable(rank, gpus + rank // switch, rate, PCIE_HOP_US)
-    for index in range(under):
-        child = gpus + index if switches else index
-        links += cable(child, gpus + switches + index // (under // sockets), rate, PCIE_HOP_US)
-    way = crossing("", "", 0, 0, rates)
-    if between is not None or rates is Rates.NCCL:
+    way = between_family(cpu, rates) if cpu else crossing(X86, "", 0, 0, rates)
+    if between is not None or (rates is Rates.NCCL and not cpu):
         way = Crossing(between or planned, "")
-    for one, other in combinations(range(sockets), 2):
-        both = cable(gpus + switches + one, gpus + switches + other, way.rate, PCIE_HOP_US)
-        links += assuming(both, rate=way.assumed)
-    links = assuming(links, latency=PCIE_HOP)
-    bridged = range(0, gpus - 1, 2) if GPUS[gpu].links else ()
-    for rank in bridged:
+    hops = (PCIE_HOP_US, PCIE_HOP_US)
+    shape = (sockets, gpus // (sockets * switch), switch)
+    tree = Nested(*shape, (rate, rate, way.rate), hops, ("pcie", "cpu"))
+    links = assuming(tree.links(why_across=way.assumed), latency=PCIE_HOP)
+    for rank in range(0, gpus - 1, 2) if GPUS[gpu].links else ():
         links += cable(rank, rank + 1, GPUS[gpu].links * GPUS[gpu].rate(rates), NVLINK_LATENCY_US)
-    names = [*(f"pcie{index}" for index in range(switches)), *(f"cpu{index}" for index in range(sockets))]
-    shape = (sockets, under // sockets, switch)
-    turns = [rotation(extent).__getitem__ for extent in shape]
-    symmetries = [
-        side_by_side(
-            grid_images(shape, dimension, turn),
-            grid_images(shape[:2], dimension, turn) if switches and dimension < 2 else range(switches),
-            rotation(sockets) if dimension == 0 else range(sockets),
-        )
-        for dimension, turn in enumerate(turns)
-    ]
-    graph = Topology.build(name, gpus, links, names)
-    kept = tuple(holding(graph, without_identity(symmetries)))  # bridges between pairs may break some
-    box = Machine.of(replace(graph, symmetries=kept, streams=(streams,) * gpus), gpu=gpu)
+    box = Machine.of(replace(tree.topology(name, links), streams=(streams,) * gpus), gpu=gpu)
     nics = tuple(Nic(f"nic{index}", None, (gpus + index,)) for index in range(switches or sockets))
     return replace(box, nics=nics)
 
@@ -105,6 +76,7 @@ def _entry(name: str, planned: int, why: str) -> Entry:
             Parameter("switch", "N", count, 1),
             Parameter("between", "GB/s", bandwidth),
             Parameter("streams", "N", count),
+            Parameter("cpu", "|".join(FAMILIES), one_of(*FAMILIES), ""),
         ),
         BOTH,
         gpu=name,
@@ -125,5 +97,6 @@ ENTRIES: Sequence[Entry] = (
     _entry("rtx3090", 24, "AMD's Zen 3 and 4"),
     _entry("a6000", 24, "AMD's Zen 3 and 4"),
     _entry("a100-pcie", 24, "AMD's Zen 3 and 4"),
+    _entry("h100-pcie", 40, "Xeon of Emerald Rapids"),
     _entry("h100-nvl", 40, "Xeon of Emerald Rapids"),
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 UNDERSTOOD = (
-    "YAML or JSON with ranks and links, nvidia-smi topo -m, rocm-smi --showtopo, amd-smi topology, NCCL's XML"
+    "YAML or JSON with ranks and links, nvidia-smi topo -m, rocm-smi --showtopo, amd-smi topology, "
+    "NCCL's or lstopo's XML"
 )
 
 _OURS = re.compile(r"^(?:ranks|links|switches|format)\s*:", re.MULTILINE)
@@ -18,6 +19,10 @@ _ROCM = re.compile(
     r"|^gpu,(?:bdf,)?.*_gpu_0\b",
     re.MULTILINE,
 )
+_HWLOC = re.compile(
+    r"\s*(?:<\?xml[^>]{0,99}>\s*)?(?:<!--(?:(?!-->).){0,999}-->\s*){0,9}(?:<!DOCTYPE topology|<topology\b)",
+    re.DOTALL,
+)
 _AMD_JSON = re.compile(r'"bdf"\s*:.{0,200}?"links"\s*:\s*\[', re.DOTALL)
 
 
@@ -27,12 +32,17 @@ def is_json(text: str) -> bool:
 
 
 def kind_of(suffix: str, text: str) -> str:
-    """YAML, JSON, XML, nvidia-smi or rocm-smi: what a file with this suffix (lower case, with dot) holds.
+    """YAML, JSON, XML, lstopo, nvidia-smi or rocm-smi: what a file holds.
 
-    Suffixes of documents decide, since these may quote a tool's text in comments; otherwise the content.
+    The suffix is in lower case, with its dot. Those of documents decide, since these may quote a tool's text
+    in comments; otherwise the content.
     """
-    if suffix in {".yaml", ".yml", ".xml"}:
-        return "XML" if suffix == ".xml" else "YAML"
+    if suffix in {".yaml", ".yml"}:
+        return "YAML"
+    if _HWLOC.match(text):
+        return "lstopo"
+    if suffix == ".xml":
+        return "XML"
     start = text.lstrip()[:1]
     by_rocm = _ROCM.search(text) is not None
     if suffix == ".json" or is_json(text):
@@ -49,7 +59,7 @@ def kind_of(suffix: str, text: str) -> str:
 _OTHERS = {
     "NCCL's graphs (NCCL_GRAPH_DUMP_FILE; its topology is NCCL_TOPO_DUMP_FILE)": r"<graphs\b",
     "a schedule of MSCCL": r"<algo\b",
-    "lstopo's XML": r"<topology\b[^>]{0,99}>\s{0,99}<object\b|hwloc2?\.dtd",
+    "Slurm's topology, which synth order takes": r"^[ \t]*(?:SwitchName|BlockName)=",
     "nvidia-smi -q -x": r"<nvidia_smi_log\b",
     "GraphML": r"<graphml\b",
     "a web page": r"<(?:!DOCTYPE )?html\b",

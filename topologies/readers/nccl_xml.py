@@ -53,7 +53,12 @@ def parse_nccl_xml(text: str, place: str, said: Said) -> Machine:
         TopologyError: not such an XML, attributes missing or wrong, links not alike in both directions, GPUs
             whose links would be a guess.
     """
-    tree = XmlTree.of(_parse(text))
+    return machine_of(parse_xml(text, "system", "NCCL's"), said, "nccl")
+
+
+def machine_of(root: Element, said: Said, name: str) -> Machine:
+    """The machine of this name in a `system` element; see `parse_nccl_xml`."""
+    tree = XmlTree.of(root)
     notes: list[str] = []
     rates = said.rates
     known = None if said.gpu is None else gpu_named(said.gpu)
@@ -77,7 +82,7 @@ def parse_nccl_xml(text: str, place: str, said: Said) -> Machine:
     if not links and not paths.links:
         raise TopologyError("shows neither NVLinks nor PCIe paths between its gpus")
     nics = find_nics(tree, devices, paths.over, rates, notes)
-    topology = Topology.build("nccl", len(devices), [*links, *paths.links], [*switches, *paths.names])
+    topology = Topology.build(name, len(devices), [*links, *paths.links], [*switches, *paths.names])
     return Machine(
         with_obvious_symmetries(topology),
         gpus=tuple(None if device.kind is None else device.kind.name for device in devices),
@@ -88,7 +93,12 @@ def parse_nccl_xml(text: str, place: str, said: Said) -> Machine:
     )
 
 
-def _parse(text: str) -> Element:
+def parse_xml(text: str, tag: str, whose: str) -> Element:
+    """The root of an XML without DTD and entities, which must have this tag.
+
+    Raises:
+        TopologyError: it is none, or another one.
+    """
     import defusedxml
     from defusedxml.ElementTree import ParseError, fromstring
 
@@ -105,8 +115,8 @@ def _parse(text: str) -> Element:
     if root.tag in {"graphs", "algo"}:
         kind = "the result of NCCL's search (NCCL_GRAPH_DUMP_FILE)" if root.tag == "graphs" else "MSCCL's XML"
         raise TopologyError(f"must be a topology (NCCL_TOPO_DUMP_FILE), got {kind}")
-    if root.tag != "system":
-        raise TopologyError(f"must be NCCL's XML, whose root is system, got {shorten(root.tag)}")
+    if root.tag != tag:
+        raise TopologyError(f"must be {whose} XML, whose root is {tag}, got {shorten(root.tag)}")
     return root
 
 

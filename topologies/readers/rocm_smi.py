@@ -226,8 +226,10 @@ def _by_architecture(lines: Sequence[str], links: int) -> tuple[Gpu, str] | None
 
 
 def _guess(tables: RocmTables, own: Sequence[tuple[int, int]], kinds: Table) -> tuple[Gpu, str]:
-    """MI300X for one full mesh, MI210 for several with PCIe between them."""
+    """MI300X for one full mesh, MI210 for several with PCIe between, MI250X for the pairs of its board."""
     xgmi = [pair for pair in combinations(range(len(tables.names)), 2) if kinds[pair] == "XGMI"]
+    if len(own) < len(xgmi) and links_of_board(GPUS["mi250x"], own) is not None:
+        return GPUS["mi250x"], "the pairs that are linked"
     if len(own) < len(xgmi):
         far = next(pair for pair in xgmi if pair not in set(own))
         raise TopologyError(f"{tables.pair(*far)} goes over other GPUs, as between MI250X; {_MISSING}")

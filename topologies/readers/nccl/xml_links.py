@@ -91,7 +91,8 @@ def find_wiring(devices: Sequence[Device], known: Gpu | None, *, pcie: bool, not
         if wired is not None and not pcie:
             raise TopologyError(
                 f"does not show how the links of its {wired.name} are wired, which differs from box to box: "
-                "a dump (NCCL_TOPO_DUMP_FILE) does, pcie=True (--pcie) takes PCIe paths alone"
+                "a dump (NCCL_TOPO_DUMP_FILE) does, or lstopo's XML with nvidia-smi topo -m behind it; "
+                "pcie=True (--pcie) takes PCIe paths alone"
             )
         return _boards(devices, notes)
     if unsure and not pcie:

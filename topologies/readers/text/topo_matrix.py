@@ -158,6 +158,9 @@ _CUT = {
 }
 _CUT |= {"NV", "NI", "NIC"}
 _GPU = re.compile(r"GPU[0-9]{1,3}")
+_BEHIND = re.compile(r"CPU|NIC[0-9]{1,3}|mlx[0-9]_[0-9]{1,2}")
+"""What may follow the only GPU of a header."""
+
 _MARK = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -200,7 +203,7 @@ def _begins_header(words: Sequence[_Word], index: int) -> bool:
         return 0 <= place < len(words) and _GPU.fullmatch(words[place].text) is not None
 
     after = words[index + 1].text if index + 1 < len(words) else ""
-    return is_gpu(index) and not is_gpu(index - 1) and (is_gpu(index + 1) or after == "CPU")
+    return is_gpu(index) and not is_gpu(index - 1) and (is_gpu(index + 1) or bool(_BEHIND.fullmatch(after)))
 
 
 # --- a matrix -----------------------------------------------------------------------------------------
@@ -265,6 +268,10 @@ class _Block:
                 raise TopologyError(f"line {line}: row {name} has no column")
             run = index + 1
             while run < stop and words[run].is_cell and run - index <= len(columns) + 1:
+                if (
+                    run - index > len(columns) and words[run].line > words[run - 1].line
+                ):  # a full row, then prose
+                    break
                 run += 1
             last = words[run - 1].line
             rest = tuple(word.text for word in words[run:stop] if word.line == last)
