@@ -120,6 +120,13 @@ FORMATS = {
     ),
     "goal": Format("LogGOPSim", export="goal:export"),
     "chakra": Format("ASTRA-sim", export="chakra:export"),
+    "jax": Format(
+        "a Python module of ppermutes; what JAX lowers is read",
+        export="jax_module:export",
+        read="stable_hlo:read",
+        begins="module",
+        marks=("sdy.mesh", "stablehlo."),
+    ),
 }
 """Of two whose marks are in a file, the later one has it."""
 
