@@ -118,8 +118,6 @@ FORMATS = {
         begins="{",
         marks=('"msccl_type"',),
     ),
-    "goal": Format("LogGOPSim", export="goal:export"),
-    "chakra": Format("ASTRA-sim", export="chakra:export"),
     "jax": Format(
         "a Python module of ppermutes; what JAX lowers is read",
         export="jax_module:export",
@@ -127,6 +125,8 @@ FORMATS = {
         begins="module",
         marks=("sdy.mesh", "stablehlo."),
     ),
+    "goal": Format("LogGOPSim", export="goal:export"),
+    "chakra": Format("ASTRA-sim", export="chakra:export"),
 }
 """Of two whose marks are in a file, the later one has it."""
 

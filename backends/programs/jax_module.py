@@ -135,7 +135,7 @@ def export(schedule: AnySchedule, *, chunks: int | None = None, pieces: int = 1)
     steps, rounds = [], []
     for time in sorted({*messages, *(time for time, _, _ in local)}):
         sums = [_line(key[2], local[key], ranks, memory) for key in sorted(local) if key[0] == time]
-        now = _rounds(messages[time])
+        now = _rounds(messages.get(time, {}))
         steps += [
             "    ([",
             *sums,

@@ -111,9 +111,12 @@ def read(
             raise ProgramError(wrong)
         results = run.results([given(program, rank) for rank in range(ranks)])
         for rank, numbers in enumerate(results.tolist()):
-            for element, value in enumerate(wanted(program, rank)):
-                number = numbers[element] if element < len(numbers) else _UNKNOWN
-                run.settle(rank, number, value, f"rank {rank}: element {element} of the result")
+            should = wanted(program, rank)
+            if should and len(should) != len(numbers):
+                what = f"rank {rank}: the result must have {len(should)} elements, has {len(numbers)}"
+                raise WrongProgramError(what)
+            for element, value in enumerate(should):
+                run.settle(rank, numbers[element], value, f"rank {rank}: element {element} of the result")
         return put_together(program, topology, run.where.transfers())
     except ProgramError as error:
         raise type(error)(f"{place}: {error}") from error
@@ -205,7 +208,7 @@ class _Run:
                 name = head[2] if head else ""
                 used = text[head.end() if head else 0 :]
                 if "manual_computation" in name:
-                    used = used.split(" in_shardings")[0]
+                    used = used.split(")")[0]
                 own = [env[it] for it in re.findall(r"%(\w+)", used)]
                 if name.endswith("return"):
                     return own
@@ -217,11 +220,11 @@ class _Run:
                     made = [self._do(name, text, statement, own)]
                 if head is not None and head[1]:
                     (env[head[1]],) = made
-            except (LookupError, ValueError, TypeError) as error:
-                raise ProgramError(f"line {number}: is not understood: {shorten(text.strip())}") from error
             except ProgramError as error:
                 told = str(error)
                 raise ProgramError(told if told.startswith("line ") else f"line {number}: {told}") from error
+            except (LookupError, ValueError, TypeError) as error:
+                raise ProgramError(f"line {number}: is not understood: {shorten(text.strip())}") from error
         raise ProgramError(f"line {function[0][0]}: must end with a return")
 
     def _do(self, name: str, text: str, statement: Lines, operands: Sequence[_Tensor]) -> _Tensor:
@@ -245,7 +248,7 @@ class _Run:
             if body and not (len(body) == 1 and "stablehlo.add " in body[0]):
                 raise ProgramError("scatter: its body must add or replace")
             adding = self._sum if is_data else operator.add
-            result = _scattered(text, *arrays, adding if body else lambda _, new: new)
+            result = _scattered(text, adding if body else lambda _, new: new, *arrays)
         elif name in _MOVES and (name != "convert" or is_data >= operands[0].is_data):
             result = _MOVES[name](text, shape, *arrays)
             if name == "convert" and is_data and not operands[0].is_data and result.any():
@@ -399,7 +402,7 @@ def _gather(text: str, shape: tuple[int, ...], array: Ints, indices: Ints) -> In
 
 
 def _scattered(
-    text: str, array: Ints, indices: Ints, updates: Ints, combined: Callable[[Ints, Ints], Ints]
+    text: str, combined: Callable[[Ints, Ints], Ints], array: Ints, indices: Ints, updates: Ints
 ) -> Ints:
     """Each rank's array with some rows combined with new ones; indices beyond it are passed over."""
     ways = [_said(text, key) for key in ("scatter_dims_to_operand_dims", "inserted_window_dims")]
