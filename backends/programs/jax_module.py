@@ -14,11 +14,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
+from arborcast.backends.lowering.groups import groups_of
 from arborcast.backends.lowering.layout import Buffer, BufferSlice, blocks_in
 from arborcast.backends.lowering.lower import lower
 from arborcast.backends.lowering.program import Copy, Program, Receive, Reduce, Send
 from arborcast.backends.lowering.rank_view import refuse_switches
-from arborcast.backends.p2p.groups import groups_of
 from arborcast.backends.programs.colouring import colours_of
 from arborcast.backends.programs.exporting.export import in_units
 from arborcast.backends.programs.formats import Files

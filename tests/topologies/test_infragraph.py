@@ -162,6 +162,10 @@ def test_links_that_differ_by_direction_are_refused(tmp_path: Path, command: Com
     topology = Topology.build("one-way", 2, [Link(0, 1, Fraction(2)), Link(1, 0, Fraction(1))])
     with pytest.raises(TopologyError, match="one-way: 0->1: must be as the link back"):
         to_infragraph(topology)
+    file = str(tmp_path / "h.yaml")
+    wrong = command("show", "dgx-h100", "--infragraph", file)
+    refused(wrong, "dgx-h100: InfraGraph cannot say switch loopback, ", "--no-in-network leaves out")
+    assert command("show", "dgx-h100", "--no-in-network", "--infragraph", file).status == 0
     said = command("show", "dgx-a100:boxes=2", "--infragraph", str(tmp_path / "a.yaml"))
     assert (said.status, said.err) == (0, "")
     assert load_machine(str(tmp_path / "a.yaml")).topology.name == "dgx-a100-boxes-2"

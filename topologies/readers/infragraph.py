@@ -107,6 +107,16 @@ class _Infrastructure(TypedDict):
     edges: NotRequired[list[_Edge]]
 
 
+_SAID = {
+    "link latency_us",
+    "link rate_assumed",
+    "link latency_assumed",
+    "topology switches",
+    "topology symmetries",
+}
+"""What a topology has that InfraGraph can say, or that is no property of its own."""
+
+
 def asked_rates(names: Sequence[str]) -> str:
     """How somebody says rates that a file has not."""
     return f"synth cluster FILE --link-rates {','.join(f'{name}=GB/S' for name in names)} does"
@@ -280,8 +290,13 @@ def to_infragraph(topology: Topology) -> str:
     """The YAML of a topology: one device whose components are ranks (`xpu`) and switches, in their order.
 
     Raises:
-        TopologyError: links differ by their direction, which edges cannot say.
+        TopologyError: links differ by their direction, switches add, or what else edges cannot say.
     """
+    if unsaid := sorted(topology.features.keys() - _SAID):
+        raise TopologyError(
+            f"{topology.name}: InfraGraph cannot say {', '.join(unsaid)}; --no-in-network leaves out what "
+            "switches do"
+        )
     links: dict[tuple[Fraction, Fraction], str] = {}
     edges: list[dict[str, Any]] = []
     turned = {(link.dst, link.src): (link.bandwidth, link.latency_us) for link in topology.links}
