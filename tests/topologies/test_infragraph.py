@@ -176,6 +176,16 @@ def edge(change: dict[str, Any]) -> dict[str, Any]:
     return {"devices": [{**HOST, "edges": [{**HOST["edges"][0], **change}]}, NIC]}  # type: ignore[dict-item]
 
 
+DOLLS = {
+    "devices": [
+        {"name": f"d{at}", "components": [{"name": f"d{at + 1}", "choice": "device", "count": 9999}]}
+        for at in range(4)
+    ]
+    + [{"name": "d4", "components": []}],
+    "instances": [{"name": "node", "device": "d0", "count": 1}],
+}
+"""Devices in devices, too many to look into, that hold nothing."""
+
 ITSELF = {**NIC, "components": [{"name": "nic", "choice": "device", "count": 1}]}
 
 
@@ -187,7 +197,7 @@ ITSELF = {**NIC, "components": [{"name": "nic", "choice": "device", "count": 1}]
             "node.0: there is no device 'box'",
         ),
         ({"devices": [HOST]}, "instance node.0.nic.0: there is no device 'nic'"),
-        ({"devices": [HOST, ITSELF]}, "nic: contains itself"),
+        ({"devices": [HOST, ITSELF]}, "device nic: contains itself"),
         (edge({"link": "x"}), r"host: edges\[0\]: there is no link 'x'"),
         (edge({"ep1": {"component": "gpu[9]"}}), r"host: edges\[0\]: names no component"),
         (edge({"ep1": {"component": "g p u"}}), r"host: edges\[0\]: names no component"),
@@ -198,6 +208,7 @@ ITSELF = {**NIC, "components": [{"name": "nic", "choice": "device", "count": 1}]
             "component of choice xpu",
         ),
         ({"instances": [{"name": "node", "device": "host", "count": 60000}]}, "at most 65536 components"),
+        (DOLLS, "more than 65536 devices"),
     ],
 )
 def test_what_breaks_a_rule_is_named(change: dict[str, Any], message: str) -> None:

@@ -153,6 +153,7 @@ class _Reading:
         self._found = found
         self._devices = {device["name"]: device for device in found["devices"]}
         self._kinds: dict[str, str] = {}
+        self._walked = 0
         self._edges: dict[tuple[str, str, str], _Link] = {}
         counts = {instance["name"]: instance["count"] for instance in found["instances"]}
         for instance in found["instances"]:
@@ -195,16 +196,19 @@ class _Reading:
             for link in cable(number[one], number[other], _rate(said) or rates[said["name"]], _latency(said))
         ]
         topology = Topology.build(self._found.get("name", "infragraph"), len(ranks), links, switches)
-        boxes = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in ranks))
-        hosts = tuple(boxes.index(".".join(name.split(".")[:2])) for name in ranks)
-        return Machine(topology, (None,) * len(ranks), tuple(ranks), hosts)
+        boxes = [".".join(name.split(".")[:2]) for name in ranks]
+        host = {box: at for at, box in enumerate(dict.fromkeys(boxes))}
+        return Machine(topology, (None,) * len(ranks), tuple(ranks), tuple(host[box] for box in boxes))
 
     def _walk(self, prefix: str, device: str, depth: int) -> None:
         """The vertices and edges of an instance of a device."""
         if device not in self._devices:
             raise TopologyError(f"instance {prefix}: there is no device {shorten(device)}")
-        if depth > 8:
-            raise TopologyError(f"device {device}: contains itself")
+        self._walked += 1
+        if depth > 8 or self._walked > MAX_RANKS:
+            raise TopologyError(
+                f"device {device}: contains itself, or there are more than {MAX_RANKS} devices"
+            )
         found = self._devices[device]
         for component in found["components"]:
             for number in range(component["count"]):
@@ -252,6 +256,8 @@ class _Reading:
         for part in path.split("."):
             counts = {it["name"]: it["count"] for it in self._devices[device]["components"]}
             device, numbers = self._numbers(part, counts)
+            if len(found) * len(numbers) > MOST_EDGES:
+                raise ValueError(f"{path}, which is too many")
             found = [
                 f"{before}{device}.{at}" for before in ([f"{it}." for it in found] or [""]) for at in numbers
             ]
