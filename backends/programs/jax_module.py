@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -144,10 +144,8 @@ def export(schedule: AnySchedule, *, chunks: int | None = None, pieces: int = 1)
             "    ]),",
         ]
         rounds += now
-    carried = sum(len(it) * _width(it) for it in rounds)
-    sent = sum(len(read) for it in rounds for read, _ in it.values())
-    filling = f"{1 - sent / max(1, carried):.0%} of what they carry is filling"
-    said = f"{len(rounds)} rounds in {len(messages)} steps, {filling}"
+    more = sum(map(_width, rounds)) / max(1, sum(map(_busiest, messages.values()))) - 1
+    said = f"{len(rounds)} rounds in {len(messages)} steps, {more:.0%} longer than the busiest ranks need"
     unit, many = units // blocks_in(collective), len(collective.demands or collective.ranks)
     taken = many if kind in _TAKES_BLOCKS else 1
     text = _MODULE.format(
@@ -178,6 +176,15 @@ def _plain(name: str) -> str:
 
 def _width(moves: Moves) -> int:
     return max(len(read) for read, _ in moves.values())
+
+
+def _busiest(moves: Moves) -> int:
+    """Rows that the rank sends, or receives, that has most to do."""
+    rows: Counter[tuple[int, int]] = Counter()
+    for pair, (read, _) in moves.items():
+        for end in enumerate(pair):
+            rows[end] += len(read)
+    return max(rows.values())
 
 
 def _line(head: bool | list[Pair], moves: Moves, ranks: int, none: int) -> str:
