@@ -163,6 +163,8 @@ class _Run:
                 "@main must call one shard_map (sdy.manual_computation) on one tensor of floats"
             )
         self.shape = _sizes(data[0][0])
+        if math.prod(self.shape) * ranks > MOST_ELEMENTS:
+            raise ProgramError(f"tensors of all ranks together have at most {MOST_ELEMENTS} elements")
 
     def results(self, start: Sequence[Sequence[tuple[int, int] | None]]) -> Ints:
         """The numbers of the values that each rank has at the end.
@@ -176,7 +178,12 @@ class _Run:
                 if value is not None:
                     held[rank, at] = self._number(self.where.give(rank, value[0]), value[1])
         tensor = _Tensor(held.reshape(self._ranks, *self.shape), True)
-        (result,) = self._call(self._functions["main"], [tensor], 0)
+        try:
+            (result,) = self._call(self._functions["main"], [tensor], 0)
+        except ProgramError:
+            raise
+        except ValueError as error:
+            raise ProgramError("@main must have one argument and one result") from error
         return result.of_ranks.reshape(self._ranks, -1)
 
     def settle(self, rank: int, number: int, should: tuple[int, int] | None, what: str) -> None:
@@ -223,7 +230,7 @@ class _Run:
             except ProgramError as error:
                 told = str(error)
                 raise ProgramError(told if told.startswith("line ") else f"line {number}: {told}") from error
-            except (LookupError, ValueError, TypeError) as error:
+            except (LookupError, ValueError, TypeError, ArithmeticError) as error:
                 raise ProgramError(f"line {number}: is not understood: {shorten(text.strip())}") from error
         raise ProgramError(f"line {function[0][0]}: must end with a return")
 

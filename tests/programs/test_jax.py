@@ -318,6 +318,9 @@ def test_a_ring_of_somebody_else_is_its_schedule(tmp_path: Path, command: Comman
         ('["ranks"=3]', '["ranks"=4]', "line 2: must be a function, or a mesh of one axis of 3 devices"),
         ("sdy.manual_computation(", "stablehlo.custom_call(", "must call one shard_map"),
         ("@mine(%arg0", "@other(%arg0", "line 9: is not understood"),
+        ("@main(%arg0: ", "@main(%arg0: tensor<f32>, %arg1: ", "@main must have one argument"),
+        ("(%arg1: tensor<1x1", "(%arg1: tensor<999x9999", "together have at most 1048576 elements"),
+        ("dense<3>", "dense<99999999999999999999>", "line 15: is not understood"),
         (
             "    return %2",
             "    %3 = func.call @mine(%2, %c) : tensor<3x1xf32>\n    return %3",
