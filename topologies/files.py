@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
 from importlib import import_module
@@ -15,13 +15,13 @@ from pathlib import Path
 
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.formats.numerals import shorten
-from arborcast.synth.formats.reading import read_text, shorten_path
+from arborcast.synth.formats.reading import parse_json, read_text, shorten_path
 from arborcast.synth.topology import PLANNED, Topology
 from arborcast.topologies.builders import assumed
 from arborcast.topologies.catalog import catalog, entry_named
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import Rates
-from arborcast.topologies.readers.kinds import UNDERSTOOD, kind_of, seems
+from arborcast.topologies.readers.kinds import UNDERSTOOD, is_json, kind_of, seems
 from arborcast.topologies.readers.options import Reader, Said
 
 _log = logging.getLogger(__name__)
@@ -178,6 +178,32 @@ def load_machine(
             raise TopologyError(f"{shorten(spec)}: relays need ranks that take part, got none")
         return machine
     return machine.reordered(ranks, relays=relays)
+
+
+def load_rated(spec: str, rates: Mapping[str, Fraction]) -> Machine:
+    """The fabric that a file of InfraGraph, topograph or Slurm holds, with rates that it does not say.
+
+    Args:
+        spec: the file.
+        rates: GB/s each way by the names of links, or of layers.
+
+    Raises:
+        InputError: it is none of these, breaks a rule, or still lacks a rate.
+    """
+    from arborcast.synth.formats.yaml_text import parse_yaml
+    from arborcast.topologies.readers.infragraph import is_infragraph, of_infragraph
+    from arborcast.topologies.readers.schedulers import rated, read_host_tree
+
+    tree, place = read_host_tree(Path(spec)), shorten_path(spec)
+    if tree is not None:
+        return rated(tree, rates)
+    text = read_text(spec, max_bytes=MAX_TOPOLOGY_BYTES)
+    document = parse_json(text, place) if is_json(text) else parse_yaml(text, place)
+    if not is_infragraph(document):
+        raise TopologyError(
+            f"{place}: must be a file of InfraGraph, topograph or Slurm, which have links by name"
+        )
+    return of_infragraph(document, place, rates)
 
 
 def _is_path(spec: str) -> bool:

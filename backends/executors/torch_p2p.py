@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arborcast.backends.errors import DisagreementError, ExecutionError
+from arborcast.backends.lowering.groups import MessageGroup, groups_of
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank
 from arborcast.backends.lowering.program import Program
 from arborcast.backends.lowering.rank_view import digest_of, refuse_switches
-from arborcast.backends.p2p.groups import MessageGroup, groups_of
 from arborcast.backends.p2p.run import ProgramRun
 from arborcast.backends.tensors.checks import check_buffers
 from arborcast.backends.tensors.torch_reduction import served_operator

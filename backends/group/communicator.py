@@ -37,10 +37,10 @@ from arborcast.backends.group.history import Call, History
 from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.group.membership import Membership
 from arborcast.backends.group.trace import Tracer
+from arborcast.backends.lowering.groups import MessageGroup
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.program import Program
 from arborcast.backends.p2p.carriers import CudaCarrier, HostCarrier, MessageCarrier
-from arborcast.backends.p2p.groups import MessageGroup
 from arborcast.backends.p2p.run import ProgramRun
 from arborcast.backends.schedules.combined import joint_part
 from arborcast.backends.schedules.exchange import Exchange, Exchanges, Sizes

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from arborcast.backends.lowering.groups import MessageGroup
 from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.program import Operation, Program, Receive, Reduce, Send
-from arborcast.backends.p2p.groups import MessageGroup
 from arborcast.backends.tensors.torch_reduction import ReductionOperator
 
 Message: TypeAlias = tuple[str, Tensor, int]

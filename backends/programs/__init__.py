@@ -8,6 +8,6 @@
 programs of schedules, `msccl` reads and writes that runtime's files, `checking` proves a program right or
 shows why not, `interpreter` runs it on numpy arrays, `traffic` counts what it puts on links, `as_schedule`
 goes back by `whereabouts` of the data, `folder` exports a table. `mscclpp` has that runtime's plans; they
-are one-sided, with a checker and an exporter of that name. `nccl_graph`, `goal`, `chakra`
-and `sccl` are files of schedules. `formats` is the table of all of them. No torch.
+are one-sided, with a checker and an exporter of that name. `nccl_graph`, `goal`, `chakra`,
+`sccl` and `jax_module`, with `stable_hlo`, are files of schedules. `formats` has a row for each. No torch.
 """

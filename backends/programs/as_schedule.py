@@ -9,7 +9,7 @@ schedules has the last word.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from arborcast.backends.programs.checking.check import check_program, execute
@@ -29,18 +29,30 @@ def as_schedule(program: GlobalProgram, topology: Topology) -> Schedule:
         ProgramError: the program is not correct, or is no set of trees or steps, or ranks exchange messages
             that have no way to each other.
     """
-    from arborcast import synth
-
     verdict = check_program(program, max_errors=1)
     if not verdict.correct:
         raise ProgramError(f"the program is not correct: {verdict.errors[0]}")
     program = program.unrolled()
-    collective = collective_of(program, topology)
-    ways = routes(topology, verdict.messages)
     replayed = _Replay(program, topology)
     replayed.run()
+    return put_together(program, topology, replayed.transfers())
+
+
+def put_together(
+    program: GlobalProgram, topology: Topology, parts: Mapping[int, tuple[Moved, ...]]
+) -> Schedule:
+    """The schedule of a program whose parts of the data are moved so, verified; its steps are not looked at.
+
+    Raises:
+        ProgramError: it is not correct, or ranks exchange messages that have no way to each other.
+    """
+    from arborcast import synth
+
+    collective = collective_of(program, topology)
+    exchanged = {(move.src, move.dst) for moved in parts.values() for move in moved}
+    ways = routes(topology, (pair for pair in exchanged if max(pair) < topology.ranks))
     chunks: dict[tuple[int, int | None, tuple[Moved, ...]], int] = {}
-    for part, moved in replayed.transfers().items():
+    for part, moved in parts.items():
         key = *_ends(program, part, moved), moved
         chunks[key] = chunks.get(key, 0) + 1
     made = [

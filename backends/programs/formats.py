@@ -118,6 +118,13 @@ FORMATS = {
         begins="{",
         marks=('"msccl_type"',),
     ),
+    "jax": Format(
+        "a Python module of ppermutes; what JAX lowers is read",
+        export="jax_module:export",
+        read="stable_hlo:read",
+        begins="module",
+        marks=("sdy.mesh", "stablehlo."),
+    ),
     "goal": Format("LogGOPSim", export="goal:export"),
     "chakra": Format("ASTRA-sim", export="chakra:export"),
 }

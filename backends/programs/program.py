@@ -27,6 +27,10 @@ class ProgramError(InputError):
     """A program, or a file that should hold one, breaks a rule of its runtime."""
 
 
+class WrongProgramError(ProgramError):
+    """A file holds a program, which does not do what it is for."""
+
+
 class Memory(StrEnum):
     """The buffers of one rank. Where a call is in place, input and output share memory (`layout.cells`)."""
 

@@ -25,10 +25,10 @@ from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.graph_template import GraphTemplate
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.errors import ExecutionError
+from arborcast.backends.lowering.groups import MessageGroup, groups_of
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.program import Program
 from arborcast.backends.options import Options
-from arborcast.backends.p2p.groups import MessageGroup, groups_of
 from arborcast.backends.schedules.combined import JointPart
 from arborcast.backends.schedules.rendezvous import share_table
 from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry

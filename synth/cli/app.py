@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -127,6 +128,7 @@ def topologies(as_json: AsJson = False) -> None:
 def show(
     fabric: FabricOptions,
     picture: Picture = None,
+    infragraph: Annotated[Path | None, option("--infragraph", "write it here as InfraGraph's YAML")] = None,
     output: OldPicture = None,
     as_json: AsJson = False,
 ) -> None:
@@ -135,8 +137,14 @@ def show(
 
     picture = picture or output
     writable(picture)
+    writable(infragraph)
     on = load_fabric(fabric)
     topology, parts = on.topology, on.parts()
+    if infragraph is not None:
+        from arborcast.synth.formats.atomic import write_atomically
+        from arborcast.topologies.readers.infragraph import to_infragraph
+
+        write_atomically(infragraph, to_infragraph(topology))
     helps = () if parts is None else on.help_for(parts)
     if picture is not None:
         from arborcast.synth.pictures import draw_topology
@@ -154,6 +162,8 @@ def show(
     print_lines([*told, *describe_parts(parts, helps)])
     if picture is not None:
         print_lines([f"drawn     {picture}"])
+    if infragraph is not None:
+        print_lines([f"written   {infragraph}"])
 
 
 @app.command()

@@ -76,6 +76,15 @@ def cluster(
             metavar="NICS",
         ),
     ] = None,
+    link_rates: Annotated[
+        str | None,
+        option(
+            "--link-rates",
+            "of one file of InfraGraph, topograph or Slurm, which is a whole fabric: GB/s each way of links "
+            "by name, where it has none; of the others by layer, 1 from hosts up",
+            metavar="NAME=GB/S,...",
+        ),
+    ] = None,
     output: Annotated[Path | None, option("-o", "--output", "write the topology file here (YAML)")] = None,
     gpu: Gpu = None,
     pcie: Pcie = None,
@@ -97,6 +106,9 @@ def cluster(
     from arborcast.topologies.readers.cluster_documents import Hosts, read_cluster
 
     writable(output)
+    if link_rates is not None:
+        _write_rated(hosts, link_rates, output, as_json)
+        return
     if count < 1 or (count > 1 and len(hosts) > 1):
         rule = "goes with one HOST" if count > 1 else "must be at least 1"
         raise InputError(f"--hosts {count}: {rule}, got {len(hosts)}")
@@ -129,9 +141,9 @@ def cluster(
     specs = [own.spec for own in members]
     name = f"{_named(specs)}, {fabric}"
     found = join(name, [machines[own] for own in members], network, rates=Rates.of(rates))
-    for note in found.machine.notes:
-        if not any(note in machine.notes for machine in machines.values()):
-            _logger.warning("%s", note)
+    told_before = {note for machine in machines.values() for note in machine.notes}
+    for note in (note for note in found.machine.notes if note not in told_before):
+        _logger.warning("%s", note)
     text = _file(found, specs, fabric, speed)
     if output is not None:
         write_atomically(output, text)
@@ -143,6 +155,30 @@ def cluster(
         print_lines([text.removesuffix("\n")])
     else:
         print_lines([*describe_topology(topology), f"written   {output}"])
+
+
+def _write_rated(specs: Sequence[str], said: str, output: Path | None, as_json: bool) -> None:
+    """A fabric that a file holds whole, with the rates that it does not say."""
+    from arborcast.synth.formats import topology_to_document
+    from arborcast.synth.formats.atomic import write_atomically
+    from arborcast.synth.formats.topology_text import topology_to_yaml
+    from arborcast.topologies.files import load_rated
+
+    pairs = [part.partition("=") for part in said.split(",")]
+    rates = {name: above_zero(f"--link-rates {name}", rate) for name, _, rate in pairs}
+    if len(specs) > 1:
+        raise InputError(f"--link-rates: goes with one file, got {len(specs)}")
+    machine = load_rated(specs[0], {name: rate for name, rate in rates.items() if rate is not None})
+    head = [f"{specs[0]}, as `synth cluster` read it; by --link-rates, GB/s each way: {said}"]
+    text = topology_to_yaml(machine.topology, head=head)
+    if output is not None:
+        write_atomically(output, text)
+    if as_json:
+        print_json(topology_to_document(machine.topology))
+    elif output is None:
+        print_lines([text.removesuffix("\n")])
+    else:
+        print_lines([*describe_topology(machine.topology), f"written   {output}"])
 
 
 def _short(spec: str) -> str:

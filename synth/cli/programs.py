@@ -91,7 +91,7 @@ def export(
     ranks_per_host: Annotated[
         int | None, number("--ranks-per-host", "mscclpp: ranks of several hosts write through proxies")
     ] = None,
-    pieces: Annotated[int | None, number("--pieces", "goal, chakra: messages of a chunk")] = None,
+    pieces: Annotated[int | None, number("--pieces", "goal, chakra, jax: messages of a chunk")] = None,
     gpus: Annotated[
         str | None,
         option(
@@ -261,12 +261,16 @@ def verify_program(
 def _verify_schedule(
     file: Path, collective: str | None, root: int | None, fabric: Topology | None, as_json: bool
 ) -> None:
-    """Check rings for NCCL or steps of SCCL by the verifier of schedules."""
+    """Check rings for NCCL, steps of SCCL or what JAX lowers by the verifier of schedules."""
     from arborcast import synth
     from arborcast.backends.programs.formats import read_as_schedule
+    from arborcast.backends.programs.program import WrongProgramError
 
     with progress(f"verifying {file}", quiet=as_json):
-        schedule = read_as_schedule(file, fabric, kind=_kind(collective), root=root)
+        try:
+            schedule = read_as_schedule(file, fabric, kind=_kind(collective), root=root)
+        except WrongProgramError as error:
+            raise NotCorrectError(str(error)) from error
         verdict = synth.verify(schedule)
     kind = schedule.collective.kind
     if as_json:

@@ -12,10 +12,10 @@ import pytest
 
 from arborcast import synth, topologies
 from arborcast.backends import Executor, Program, lower
+from arborcast.backends.lowering.groups import MessageGroup, groups_of
 from arborcast.backends.lowering.layout import Buffer, BufferSlice, lay_out
 from arborcast.backends.lowering.program import Receive, Send
 from arborcast.backends.measure.job import Array, Reduction
-from arborcast.backends.p2p.groups import MessageGroup, groups_of
 from arborcast.synth.collective import NAMED_KINDS, Collective, Demand, Kind
 from arborcast.synth.errors import InputError, ScheduleError
 from arborcast.synth.implicit_schedule import AnySchedule

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import DTypeLike
 
+from arborcast.backends.lowering.groups import MessageGroup, groups_of
 from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.program import Program, Receive, Send
 from arborcast.backends.measure.job import Array, Reduction
-from arborcast.backends.p2p.groups import MessageGroup, groups_of
 from tests.support.deadlock import DeadlockError, describe
 from tests.support.definition import finish
 from tests.support.interpreter import Machine, RankMemory

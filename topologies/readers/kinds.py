@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 UNDERSTOOD = (
-    "YAML or JSON with ranks and links, nvidia-smi topo -m, rocm-smi --showtopo, amd-smi topology, "
-    "NCCL's or lstopo's XML"
+    "YAML or JSON with ranks and links or of InfraGraph, nvidia-smi topo -m, rocm-smi --showtopo, "
+    "amd-smi topology, NCCL's or lstopo's XML"
 )
 
 _OURS = re.compile(r"^(?:ranks|links|switches|format)\s*:", re.MULTILINE)

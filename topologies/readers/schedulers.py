@@ -7,8 +7,8 @@ them is how many messages share it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +23,8 @@ from arborcast.synth.formats.reading import parse_json, read_text
 from arborcast.synth.formats.shapes import MAPPING, MAX_RANKS, Name, check_shape
 from arborcast.synth.formats.yaml_text import parse_yaml
 from arborcast.synth.topology import Link, Topology
+from arborcast.topologies.machine import Machine
+from arborcast.topologies.readers.infragraph import asked_rates
 
 MAX_BYTES = 1 << 24
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -101,6 +103,27 @@ class HostTree:
         ]
         links = [Link(*each, Fraction(1), Fraction(0)) for each in ends]
         return cls(tuple(numbers)[:ranks], Topology.build(name, ranks, links, switches))
+
+
+def rated(tree: HostTree, rates: Mapping[str, Fraction]) -> Machine:
+    """The hosts as ranks, with GB/s each way of links by their layer: "1" from hosts up, then "2", ...
+
+    Raises:
+        InputError: a layer has no rate.
+    """
+    topology = tree.topology
+    layer = dict.fromkeys(range(topology.ranks), 0)
+    while len(layer) < topology.size:
+        up = {it.dst: layer[it.src] + 1 for it in topology.links if it.src in layer and it.dst not in layer}
+        if not up:
+            raise InputError(f"{topology.name}: {topology.label(topology.size - 1)} must be above some host")
+        layer |= up
+    names = [str(max(layer[link.src], layer[link.dst])) for link in topology.links]
+    if missing := sorted({*names} - rates.keys()):
+        raise InputError(f"{topology.name}: does not say how fast its layers are; {asked_rates(missing)}")
+    links = [replace(it, bandwidth=rates[name]) for it, name in zip(topology.links, names, strict=True)]
+    machine = Machine.of(replace(topology, links=tuple(links)))
+    return replace(machine, devices=tree.names, hosts=tuple(range(topology.ranks)))
 
 
 def read_host_tree(path: Path) -> HostTree | None:

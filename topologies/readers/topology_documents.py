@@ -13,6 +13,7 @@ from arborcast.synth.formats.reading import parse_json
 from arborcast.synth.topology import Topology
 from arborcast.topologies.gpus import gpu_named
 from arborcast.topologies.machine import Machine, Nic
+from arborcast.topologies.readers.infragraph import is_infragraph, of_infragraph
 from arborcast.topologies.readers.kinds import UNDERSTOOD
 
 _GRAPH = {each.name for each in fields(Topology)}
@@ -43,6 +44,8 @@ def parse_document(text: str, place: str, kind: str) -> Machine:
             f"{place}: must be a mapping with the keys ranks and links, got {shorten(document)}; "
             f"understood are {UNDERSTOOD}"
         )
+    if is_infragraph(document):
+        return of_infragraph(document, place)
     if "format" in document:
         raise TopologyError(
             f"{place}: must be a topology, got a file of format {shorten(document['format'])}"

@@ -24,7 +24,7 @@ from arborcast.backends.programs.program import GlobalProgram, ProgramError, Ran
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.nccl_protocol import Protocol
-from arborcast.synth.schedule import Chunk, Schedule
+from arborcast.synth.schedule import Schedule
 
 MOST_TRANSFERS = 1 << 18
 """Of a schedule; the program would have as many steps."""
@@ -192,10 +192,7 @@ def rounded(schedule: Schedule, units: int) -> Schedule:
             counts[index] = count
     kept = [index for index, count in enumerate(counts) if count]
     number = {old: new for new, old in enumerate(kept)}
-    chunks = [
-        Chunk(Fraction(counts[old], units), schedule.chunks[old].owner, schedule.chunks[old].target)
-        for old in kept
-    ]
+    chunks = [replace(schedule.chunks[old], share=Fraction(counts[old], units)) for old in kept]
     transfers = [
         replace(transfer, chunk=number[transfer.chunk])
         for transfer in schedule.transfers
