@@ -102,7 +102,7 @@ class GraphRun:
         # Whatever the library is given the address of is kept here.
         self._actions, self._waiters = _actions_of(graph, self._place)
         self._spans = graph.spans
-        self._fields = np.frombuffer(self._actions, np.dtype(ActionState))
+        self._fields = np.frombuffer(memoryview(self._actions).cast("B"), np.dtype(ActionState))
         self._waits = np.array(graph.waits, np.int32)
         self._orders = np.array(
             [at for orders in (graph.sends, graph.receives) for order in orders.values() for at in order],
