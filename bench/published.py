@@ -121,11 +121,9 @@ class Published:
         """The limit of the rate on measured links."""
         topology = effective(self.topology, adds=adds, prices=prices)
         if self.by == "ring":  # every NIC carries what each of its rings does: all but a share of the buffer
-            networks = {
-                vertex for vertex, one in enumerate(topology.switches, topology.ranks) if "." not in one.name
-            }
-            sent = sum(link.bandwidth for link in topology.links if link.dst in networks) / self.boxes
-            return sent / Fraction(self.busbw_of_one)
+            is_between = [False] * topology.ranks + ["." not in switch.name for switch in topology.switches]
+            sent = sum((link.bandwidth for link in topology.links if is_between[link.dst]), Fraction(0))
+            return sent / self.boxes / self.busbw_of_one
         return bound(topology if adds else topology.forwarding, self.asked).rate
 
     @cached_property
@@ -171,10 +169,10 @@ class Published:
     @cached_property
     def medium(self) -> str:
         """Whose price it tells: of boxes the network's, unless switches add; else of what is inside."""
-        media = {medium(self.topology, link) for link in self.topology.links} - {None}
+        media = {medium(self.topology, link) or "" for link in self.topology.links} - {""}
         if self.is_large and self.adds:
             return min(media & {"nvlink4", "nvlink5"})
-        return min(map(str, media & _NETWORKS or media - PCIE or media), default="")
+        return min(media & _NETWORKS or media - PCIE or media, default="")
 
 
 def rows() -> list[Published]:

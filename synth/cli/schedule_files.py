@@ -174,8 +174,8 @@ def simulate(
         as_json,
         {**comparison.to_document(), **document, "priced": priced},
         lambda: [
-            *([PRICED, ""] if priced else []),
             *describe_comparison(comparison, topology),
+            *([PRICED] if priced else []),
             *describe_assumptions(topology),
             *(f"{method}: {why}" for method, why in comparison.unavailable.items()),
             *([] if picture is None else [f"drawn {picture}"]),
