@@ -38,7 +38,7 @@ MOST_EXPANDED = 8_000_000
 
 ReductionName = Literal["sum", "avg", "min", "max", "product"]
 
-PRICED = "priced: links as fast as they are measured, and what a call costs; --links for links alone"
+UNPRICED = "times of links alone: --priced for links as fast as they are measured, and what a call costs"
 
 MOST_PROCESSES = 128
 """Local processes that `run` starts: each is a Python with torch, of some 200 MB."""
@@ -141,8 +141,8 @@ def simulate(
             metavar="SIZE",
         ),
     ] = None,
-    links: Annotated[
-        bool, option("--links", "links alone, at their own rates, not as fast as they are measured to be")
+    priced: Annotated[
+        bool, option("--priced", "links as fast as they are measured to be, and what a call costs")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -158,7 +158,7 @@ def simulate(
     schedule = read_correct(file)
     with progress(f"simulating {file}", quiet=as_json):
         comparison = compare(
-            schedule, size_range(sizes), service=order, frame_bytes=frame_bytes, priced=not links
+            schedule, size_range(sizes), service=order, frame_bytes=frame_bytes, priced=priced
         )
     if picture is not None:
         from arborcast.synth.pictures import draw_sweep
@@ -169,13 +169,13 @@ def simulate(
         draw_sweep(comparison.by_method, picture, bound=schedule.bound, title=title)
     topology = schedule.topology
     document = {"picture": text_of(picture), "assumed": assumptions_document(topology)}
-    priced = not links and is_priced(topology)
+    told = is_priced(topology) and not priced
     answer(
         as_json,
-        {**comparison.to_document(), **document, "priced": priced},
+        {**comparison.to_document(), **document, "priced": priced and is_priced(topology)},
         lambda: [
             *describe_comparison(comparison, topology),
-            *([PRICED] if priced else []),
+            *([UNPRICED] if told else []),
             *describe_assumptions(topology),
             *(f"{method}: {why}" for method, why in comparison.unavailable.items()),
             *([] if picture is None else [f"drawn {picture}"]),
