@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 
 from arborcast import topologies
 from arborcast.synth.api import approach, as_collective
@@ -26,7 +27,7 @@ def rows(machine: str, kind: str) -> list[str]:
     """The rows of a machine, as Markdown."""
     topology = topologies.load(machine)
     collective = as_collective(topology, kind)
-    selection = approach(topology, collective).selection()
+    selection = replace(approach(topology, collective).selection(), priced=False)
     found = []
     for size in SIZES:
         schedule = selection.fastest(size)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -100,7 +100,7 @@ def latency_bandwidth(asked: Approach, sizes: Sequence[int] = EVERY_FOURTH) -> L
     from arborcast.synth.simulation.simulator import simulate
 
     begin = time.perf_counter()
-    found = asked.selection()
+    found = replace(asked.selection(), priced=False)  # beside limits, which are of links alone
     limit = found.schedules[0].bound
     least = time_limit(asked.topology, asked.collective, limit)
     fastest = {size: found.fastest(size) for size in sizes}

@@ -73,11 +73,13 @@ class Selection:
         schedules: the candidates, the one of the highest rate first (a custom collective: last).
         out_of_time: why some may be missing; None where the deadline did not pass.
         deadline: of the question, which simulating them keeps, too.
+        priced: whether links count as they are measured, where that is known; else at their own rates.
     """
 
     schedules: tuple[AnySchedule, ...]
     out_of_time: TimedOutError | None = None
     deadline: Deadline = NO_DEADLINE
+    priced: bool = True
 
     def fastest(self, size_bytes: int) -> AnySchedule:
         """The one with the least simulated time; the first of equals.
@@ -120,14 +122,15 @@ class Selection:
     @cached_property
     def prices(self) -> Prices:
         """What each candidate takes at each size, as far as it was asked."""
-        return Simulated(self.schedules)
+        return Simulated(self.schedules, self.priced)
 
 
 @dataclass(frozen=True)
 class Simulated(Prices):
-    """Times of schedules by simulation."""
+    """Times of schedules by simulation, on links as they are measured where anything is known of them."""
 
     schedules: tuple[AnySchedule, ...]
+    priced: bool = True
 
     @property
     def count(self) -> int:
@@ -143,7 +146,7 @@ class Simulated(Prices):
         return self._runs[at].work_us * self.pieces(at, size)
 
     def _carried_us(self, at: int, size: int) -> float:
-        return _carried_us(self.schedules[at], size)
+        return _carried_us(self._runs[at].schedule, size)
 
     def _proven_us(self, at: int, size: int) -> float:
         return self._runs[at].least_us(size)
@@ -155,7 +158,7 @@ class Simulated(Prices):
     def _runs(self) -> list[Runs]:
         from arborcast.synth.simulation.simulator import Runs
 
-        return [Runs(schedule) for schedule in self.schedules]
+        return [Runs.priced(each) if self.priced else Runs(each) for each in self.schedules]
 
 
 def _carried_us(schedule: AnySchedule, size_bytes: int) -> float:
@@ -167,7 +170,7 @@ def _carried_us(schedule: AnySchedule, size_bytes: int) -> float:
         bandwidth = schedule.topology.bandwidth
         busy = max((share / bandwidth[hop] for hop, share in schedule.load.items()), default=Fraction(0))
     else:
-        busy = 1 / schedule.rate if schedule.rate else Fraction(0)
+        busy = 1 / schedule.rate if schedule.rate else Fraction(0)  # of links at their own rates
     return (1 - 1e-9) * size_bytes * float(busy) / 1000
 
 
@@ -217,9 +220,12 @@ def compared(
 
 def _enough_us(schedule: AnySchedule, size_bytes: int) -> float:
     from arborcast.synth.bounds.time_limits import time_limit
+    from arborcast.synth.simulation.prices import CALL_US, effective
 
-    least = time_limit(schedule.topology, schedule.collective, schedule.bound).at(size_bytes)
-    return float((1 + NEAR_ENOUGH) * least)
+    # Links carry no schedule faster than those that only forward: a limit of times there is one of prices.
+    topology = effective(schedule.topology)
+    least = time_limit(topology, schedule.collective, schedule.bound).at(size_bytes)
+    return float((1 + NEAR_ENOUGH) * least + (0 if topology is schedule.topology else CALL_US))
 
 
 def _takes_at_most(schedule: AnySchedule, size_bytes: int, time_us: float) -> bool:
@@ -227,7 +233,7 @@ def _takes_at_most(schedule: AnySchedule, size_bytes: int, time_us: float) -> bo
 
     if _carried_us(schedule, size_bytes) > time_us:
         return False
-    runs = Runs(schedule)
+    runs = Runs.priced(schedule)
     return runs.least_us(size_bytes) <= time_us and runs.choice(size_bytes)[1] <= time_us
 
 

@@ -55,10 +55,11 @@ def pcie_rate(gigatransfers: Fraction, lanes: int, rates: Rates) -> Fraction:
     return gigatransfers * lanes / 8 * code
 
 
-PCIE_HOP_US = Fraction(1)
-"""One PCIe link: assumed; public figures for a whole path between two GPUs are 2 to 10 us."""
+PCIE_HOP_US = Fraction(7, 50)
+"""One PCIe link, so that no way is slower than peer writes are: 0.36 us within a socket (two links), 0.44
+across (three), as measured on RTX PRO 6000 (local-inference-lab/rtx6kpro, hardware/pcie-bandwidth.md)."""
 
-PCIE_HOP = "1 us for a PCIe link"
+PCIE_HOP = "0.14 us for a PCIe link"
 """Why that latency is assumed."""
 
 

@@ -64,10 +64,11 @@ def compare(
     *,
     service: str | Service = EARLIEST,
     frame_bytes: int | None = None,
+    priced: bool = False,
 ) -> BaselineTimings:
     """Simulate a correct schedule and every baseline of the same collective.
 
-    Its method's name is its name in the comparison; for `service` and `frame_bytes` see
+    Its method's name is its name in the comparison; for `service`, `frame_bytes` and `priced` see
     `synth.simulation.simulator.simulate`.
 
     Raises:
@@ -76,7 +77,7 @@ def compare(
     order = Service.of(service)
 
     def timings(one: AnySchedule) -> Sequence[Timing]:
-        return sweep(one, sizes, service=order, frame_bytes=frame_bytes)
+        return sweep(one, sizes, service=order, frame_bytes=frame_bytes, priced=priced)
 
     by_method: dict[str, Sequence[Timing]] = {schedule.method.name: timings(schedule)}
     unavailable: dict[str, str] = {}

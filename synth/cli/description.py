@@ -76,7 +76,7 @@ def solution_document(schedule: AnySchedule, seconds: float, file: Path | None) 
 
 
 def at_size(schedule: AnySchedule, size_bytes: int | None) -> Json:
-    """How long a schedule takes by simulation at a size, and what all take at least; empty without one."""
+    """How long a schedule takes at a size, by links alone and priced, and all at least; empty without one."""
     if size_bytes is None:
         return {}
     from arborcast.synth.bounds.time_limits import time_limit
@@ -84,7 +84,12 @@ def at_size(schedule: AnySchedule, size_bytes: int | None) -> Json:
 
     limit = time_limit(schedule.topology, schedule.collective, schedule.bound)
     least_us = float(limit.at(size_bytes))
-    return {"size": size_bytes, "time_us": simulate(schedule, size_bytes).time_us, "least_us": least_us}
+    return {
+        "size": size_bytes,
+        "time_us": simulate(schedule, size_bytes).time_us,
+        "priced_us": simulate(schedule, size_bytes, priced=True).time_us,
+        "least_us": least_us,
+    }
 
 
 def describe_solution(schedule: AnySchedule, solution: Json) -> list[str]:
@@ -119,7 +124,9 @@ def _describe_at_size(solution: Json, topology: Topology) -> list[str]:
     least = f"every schedule takes at least {least_us:.1f} us"
     if topology.is_planned:
         least = f"{least_us:.1f} us by {PLANNED}"
-    return [f"  at       {size}: {time_us:.1f} us simulated; {least}", *_assumed("latency", topology)]
+    priced_us = solution["priced_us"]
+    priced = "" if priced_us == time_us else f"{priced_us:.1f} us priced, "
+    return [f"  at       {size}: {priced}{time_us:.1f} us simulated; {least}", *_assumed("latency", topology)]
 
 
 def _grid_behind(schedule: AnySchedule) -> tuple[QuantizedRates, Fraction, Fraction] | None:

@@ -54,7 +54,7 @@ class LinkUse:
     """A schedule on the links of a fabric.
 
     Attributes:
-        time_us: simulated, of the size that was asked for.
+        time_us: priced (`synth.simulation.prices`), of the size that was asked for.
         rate: algbw of large messages.
         used: the part of the bandwidth of all links together that carries something at that rate.
         idle: the links that carry nothing.
@@ -73,7 +73,7 @@ class LinkUse:
         loads, links = synth.verify(schedule).loads, schedule.topology.bandwidth
         carried = sum(loads.values(), Fraction(0)) * schedule.rate
         idle = tuple(hop for hop in links if not loads.get(hop))
-        time_us = synth.simulate(schedule, size_bytes).time_us
+        time_us = synth.simulate(schedule, size_bytes, priced=True).time_us
         return cls(time_us, schedule.rate, carried / sum(links.values()), idle)
 
 
@@ -240,7 +240,7 @@ def _advice(
         than = "" if rings is None else f", {rings.time_us / best.time_us:.3g}x as fast as the rings"
         yield Advice(
             "schedule",
-            f"{best.time_us:.4g} us simulated{than}",
+            f"{best.time_us:.4g} us {told_as(on.topology)}{than}",
             (
                 f"synth solve {of} --size {size} -o fast.json",
                 "synth export fast.json --to mscclpp -o fast/   # or in PyTorch: init_process_group('synth')",
@@ -323,6 +323,7 @@ def _document(found: Explanation, topology: Topology) -> Json:
 def _lines(found: Explanation, topology: Topology) -> Iterator[str]:
     from arborcast.synth.baselines.nccl_model import NOT_RUN
 
+    how = told_as(topology)
     if found.nccl:
         first, *others = found.nccl
         plan = first.plan
@@ -337,9 +338,16 @@ def _lines(found: Explanation, topology: Topology) -> Iterator[str]:
     if found.rings is None:
         yield f"  rings    none: {found.unknown['rings']}"
     else:
-        yield f"  rings    {found.rings.time_us:.4g} us simulated, {_use(found.rings, topology)}"
-    yield f"  best     {found.best.time_us:.4g} us simulated by {found.method}, {_use(found.best, topology)}"
+        yield f"  rings    {found.rings.time_us:.4g} us {how}, {_use(found.rings, topology)}"
+    yield f"  best     {found.best.time_us:.4g} us {how} by {found.method}, {_use(found.best, topology)}"
     yield f"  least    {found.least_us:.4g} us, whatever the schedule; {_gaps(found)}"
+
+
+def told_as(topology: Topology) -> str:
+    """What its times are."""
+    from arborcast.synth.simulation.prices import is_priced
+
+    return "priced" if is_priced(topology) else "simulated"
 
 
 def _gaps(found: Explanation) -> str:

@@ -38,6 +38,8 @@ MOST_EXPANDED = 8_000_000
 
 ReductionName = Literal["sum", "avg", "min", "max", "product"]
 
+UNPRICED = "times of links alone: --priced for links as fast as they are measured, and what a call costs"
+
 MOST_PROCESSES = 128
 """Local processes that `run` starts: each is a Python with torch, of some 200 MB."""
 
@@ -139,11 +141,15 @@ def simulate(
             metavar="SIZE",
         ),
     ] = None,
+    priced: Annotated[
+        bool, option("--priced", "links as fast as they are measured to be, and what a call costs")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a schedule over sizes, beside the baselines."""
     from arborcast.synth.baselines.comparison import compare
     from arborcast.synth.formats.sizes import parse_size, size_range
+    from arborcast.synth.simulation.prices import is_priced
     from arborcast.synth.simulation.service import EARLIEST, Service
 
     picture = picture or output
@@ -151,7 +157,9 @@ def simulate(
     order, frame_bytes = Service.of(service), None if frame is None else parse_size(frame)
     schedule = read_correct(file)
     with progress(f"simulating {file}", quiet=as_json):
-        comparison = compare(schedule, size_range(sizes), service=order, frame_bytes=frame_bytes)
+        comparison = compare(
+            schedule, size_range(sizes), service=order, frame_bytes=frame_bytes, priced=priced
+        )
     if picture is not None:
         from arborcast.synth.pictures import draw_sweep
 
@@ -161,11 +169,13 @@ def simulate(
         draw_sweep(comparison.by_method, picture, bound=schedule.bound, title=title)
     topology = schedule.topology
     document = {"picture": text_of(picture), "assumed": assumptions_document(topology)}
+    told = is_priced(topology) and not priced
     answer(
         as_json,
-        {**comparison.to_document(), **document},
+        {**comparison.to_document(), **document, "priced": priced and is_priced(topology)},
         lambda: [
             *describe_comparison(comparison, topology),
+            *([UNPRICED] if told else []),
             *describe_assumptions(topology),
             *(f"{method}: {why}" for method, why in comparison.unavailable.items()),
             *([] if picture is None else [f"drawn {picture}"]),

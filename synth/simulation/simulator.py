@@ -44,6 +44,7 @@ from arborcast.synth.features import check_features
 from arborcast.synth.formats.sizes import LARGEST_SIZE, format_size
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.pieces import SEVERAL_HOSTS, most_messages
+from arborcast.synth.simulation.prices import at_prices
 from arborcast.synth.simulation.service import EARLIEST, Rule, Service
 from arborcast.synth.simulation.timing import Occupation, Timing
 from arborcast.synth.topology import Hop
@@ -77,6 +78,7 @@ def simulate(
     max_pieces: int = MAX_PIECES,
     service: str | Service = EARLIEST,
     frame_bytes: int | None = None,
+    priced: bool = False,
 ) -> Timing:
     """The time of one run with a buffer of `size_bytes`.
 
@@ -96,6 +98,8 @@ def simulate(
         frame_bytes: what switches have of each input before they pass it on; larger where a chunk would have
             more than `MAX_FRAMES`, or all together more than `MAX_PASSAGES` passages. None for `FRAME_BYTES`
             where a switch is able or ranks have streams, and for whole pieces elsewhere.
+        priced: on links as they are measured, with what a call costs (`synth.simulation.prices`), where
+            anything is known of the topology's.
 
     Raises:
         InputError: a size, a limit or a number of pieces that is not positive; no order of service, or one
@@ -109,6 +113,7 @@ def simulate(
         max_pieces=max_pieces,
         service=service,
         frame_bytes=frame_bytes,
+        priced=priced,
     )[0]
 
 
@@ -121,6 +126,7 @@ def sweep(
     max_pieces: int = MAX_PIECES,
     service: str | Service = EARLIEST,
     frame_bytes: int | None = None,
+    priced: bool = False,
 ) -> tuple[Timing, ...]:
     """`simulate` for several sizes, in their order."""
     asked = _service_for(schedule, service)
@@ -130,7 +136,8 @@ def sweep(
         check_positive("frame_bytes", frame_bytes)
     if pieces is not None:
         check_positive("pieces", pieces)
-    runs = Runs(schedule, min_piece_bytes, max_pieces, frame_bytes)
+    schedule, call_us = at_prices(schedule) if priced else (schedule, 0.0)
+    runs = Runs(schedule, min_piece_bytes, max_pieces, frame_bytes, call_us)
     timings = []
     for size in sizes:
         check_size(size)
@@ -149,12 +156,20 @@ class Runs:
     Attributes:
         schedule: what to run.
         min_piece_bytes, max_pieces, frame_bytes: as of `simulate`.
+        call_us: what a call costs beside.
     """
 
     schedule: AnySchedule
     min_piece_bytes: int = MIN_PIECE_BYTES
     max_pieces: int = MAX_PIECES
     frame_bytes: int | None = None
+    call_us: float = 0.0
+
+    @classmethod
+    def priced(cls, schedule: AnySchedule) -> Runs:
+        """On links as they are measured, where they are."""
+        on_these, call_us = at_prices(schedule)
+        return cls(on_these, call_us=call_us)
 
     def most_pieces(self, size: int) -> int:
         """The most pieces that chunks are cut into of its own accord; no fewer for larger buffers."""
@@ -177,7 +192,7 @@ class Runs:
         """What the choice takes at least, without a run; a little less for what is rounded from ticks."""
         pieces = self.most_pieces(size)
         least_us = self.hops.least_us(size, pieces * self._frames(size, pieces))
-        return (1 - 1e-9) * max(least_us, pieces * self.work_us)
+        return (1 - 1e-9) * max(least_us, pieces * self.work_us) + self.call_us
 
     def slowest(self, size: int, pieces: int, service: Service) -> tuple[float, Service]:
         """The longest time of all orders of a service, microseconds, with the first order that takes it."""
@@ -190,7 +205,7 @@ class Runs:
         running().check("a simulation")
         hops = self.hops if service == EARLIEST else self._every_hop
         played = hops.play(size, pieces, service, frames=self._frames(size, pieces))
-        return max(played.time_us, pieces * self.work_us)
+        return max(played.time_us, pieces * self.work_us) + self.call_us
 
     def _frames(self, size: int, pieces: int) -> int:
         return frames_per_piece(self.hops, size, pieces, self.frame_bytes, self._images)

@@ -56,7 +56,7 @@ def whys(topology: Topology, what: str) -> set[str]:
             set(),
             {"of NVLink, for want of a published one", "of InfiniBand, for Ethernet"},
         ),
-        ("rtx5090:between=64", set(), {"1 us for a PCIe link"}),
+        ("rtx5090:between=64", set(), {"0.14 us for a PCIe link"}),
         ("torus:3x3", set(), set()),
     ],
 )
