@@ -69,7 +69,7 @@ PRICES: Mapping[str, Price] = {
 
 _INSIDE = {
     "nvlink": "dgx1 dgx1-p100 ndv2 perlmutter leonardo juwels-booster jupiter",
-    "nvlink-bridge": "rtx3090 a6000 a100-pcie h100-nvl",
+    "nvlink-bridge": "rtx3090 a6000 a100-pcie h100-pcie h100-nvl",
     "xgmi": "mi250 mi300a mi300x mi325x mi350x mi355x frontier ndv5-mi300x oci-mi300x",
     "ici": "tpu-v4 tpu-v5p tpu-7x tpu-v5e tpu-v6e",
     "neuronlink": "trn1 trn1n trn2 trn2-ultra",
