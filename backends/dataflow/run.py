@@ -92,7 +92,6 @@ class GraphRun:
         rank: int,
         parties: Parties,
     ) -> None:
-        self._graph = graph
         self._rank = rank
         self._required = parties.required
         named = sorted({*graph.sends, *graph.receives})
@@ -101,8 +100,9 @@ class GraphRun:
         self._place = {number: at for at, number in enumerate(numbers)}
         # Whatever the library is given the address of is kept here.
         self._actions, self._waiters = _actions_of(graph, self._place)
-        self._spans = graph.spans
-        self._fields = np.frombuffer(memoryview(self._actions).cast("B"), np.dtype(ActionState))
+        fields = np.frombuffer(memoryview(self._actions).cast("B"), np.dtype(ActionState))
+        self._fields = fields[: len(graph.actions)]
+        self._take(graph)
         self._waits = np.array(graph.waits, np.int32)
         self._orders = np.array(
             [at for orders in (graph.sends, graph.receives) for order in orders.values() for at in order],
@@ -172,7 +172,7 @@ class GraphRun:
             opening: what every peer that awaits one gets, and every peer that tells its own must bring; of an
                 exchange where each two have their own.
             timeout_s: how long nothing may happen while something is to be done here.
-            graph: the same actions with other `spans`; as before where None.
+            graph: of the same actions, where buffers have another length; as before where None.
             until: what else must hold, however long it takes; asked whenever something moves, and as often as
                 `look_every_s` says.
             look_every_s: how long to sleep at most.
@@ -186,8 +186,9 @@ class GraphRun:
             ExecutionError: nothing happened for too long.
         """
         state = self._state
-        if graph is not None:
-            self._stretch(graph)
+        if graph is not None and graph is not self._graph:
+            assert graph.actions is self._graph.actions
+            self._take(graph)
         self._begin(memory, operator, opening)
         when_begun()
         since, is_over = time.monotonic(), False
@@ -216,14 +217,12 @@ class GraphRun:
                     raise self._peer_gone(f"waiting for rank {error.peer}", error) from error
             self._answer(event)
 
-    def _stretch(self, graph: TaskGraph) -> None:
-        """Take the spans of a graph of the same actions."""
-        assert graph.actions is self._graph.actions
+    def _take(self, graph: TaskGraph) -> None:
+        """Have the actions work on the slices of this graph."""
         self._graph = graph
-        if graph.spans is not self._spans and graph.spans is not None:
+        if graph.spans is not None:
             for field, spans in zip(("into", "source", "length"), graph.spans, strict=True):
                 self._fields[field] = spans
-            self._spans = graph.spans
 
     def _advance(self, patience_s: float, lingers: bool) -> int:
         """Work and sleep until there is an event, without the interpreter's lock."""
@@ -375,7 +374,7 @@ def _actions_of(
     """The library's view of the actions, and all their waiters one after another."""
     waiters: list[int] = []
     found = (ActionState * max(1, len(graph.actions)))()
-    for at, action in enumerate(map(graph.action, range(len(graph.actions)))):
+    for at, action in enumerate(graph.actions):
         found[at] = ActionState(
             action.act,
             place[action.peer] if action.peer >= 0 else -1,

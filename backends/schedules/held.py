@@ -48,7 +48,6 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.faults.faulty import Faulty, left_of
 from arborcast.synth.formats.documents import topology_to_document
-from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.simulation.pieces import PieceRule
 from arborcast.synth.topology import Topology
 
@@ -132,7 +131,7 @@ class Schedules:
         self._digest = hashlib.sha256(fabric_name(self.topology).encode()).digest()[:8]
         self._tables: dict[tuple[Kind, int], ScheduleTable | str] = {}
         self._changes: dict[tuple[Kind, int], _Change] = {}  # of simple tables, which serve for a time
-        self._templates: dict[tuple[int, int], tuple[AnySchedule, GraphTemplate]] = {}
+        self._template = lru_cache(TEMPLATES_KEPT)(self._made_ready)
         self.graph = lru_cache(GRAPHS_KEPT)(self._compile)
         self.groups = lru_cache(GRAPHS_KEPT)(self._grouped)
 
@@ -187,12 +186,12 @@ class Schedules:
             nbytes: of the whole buffer.
             count: its elements.
         """
-        digest, schedule, pieces = self._cutting(kind, root, nbytes)
+        digest, entry, pieces = self._cutting(kind, root, nbytes)
         graph = None
         if self._lanes is None:  # which split messages by their length
-            graph = self._template(schedule, pieces).at(count)
+            graph = self._template(kind, root, entry.from_bytes, pieces).at(count)
         if graph is None:
-            program = lower_rank(schedule, self._network.rank, count, pieces=pieces)
+            program = lower_rank(entry.schedule, self._network.rank, count, pieces=pieces)
             graph = compile_graph(program, lanes=self._lanes)
         return digest, graph
 
@@ -200,26 +199,22 @@ class Schedules:
         self, kind: Kind, root: int, nbytes: int, count: int
     ) -> tuple[bytes, tuple[Program, tuple[MessageGroup, ...]]]:
         """What `groups` gives and keeps: the same as a program whose messages go in groups."""
-        digest, schedule, pieces = self._cutting(kind, root, nbytes)
-        program = lower_rank(schedule, self._network.rank, count, pieces=pieces, grouped=True)
+        digest, entry, pieces = self._cutting(kind, root, nbytes)
+        program = lower_rank(entry.schedule, self._network.rank, count, pieces=pieces, grouped=True)
         return digest, (program, groups_of(program))
 
-    def _cutting(self, kind: Kind, root: int, nbytes: int) -> tuple[bytes, AnySchedule, int]:
-        """The schedule of a length, its digest, and into how many pieces chunks are cut."""
+    def _cutting(self, kind: Kind, root: int, nbytes: int) -> tuple[bytes, TableEntry, int]:
+        """What serves a length, the digest of its schedule, and into how many pieces chunks are cut."""
         table = self._tables[kind, root]
         assert isinstance(table, ScheduleTable), "the caller has looked"
         entry = table.at(nbytes)
-        return _digest(table, entry), entry.schedule, self._cut.pieces(entry.schedule, nbytes)
+        return _digest(table, entry), entry, self._cut.pieces(entry.schedule, nbytes)
 
-    def _template(self, schedule: AnySchedule, pieces: int) -> GraphTemplate:
-        """Kept for all lengths of a schedule and a number of pieces."""
-        key = id(schedule), pieces
-        if key not in self._templates:
-            while len(self._templates) >= TEMPLATES_KEPT:
-                del self._templates[next(iter(self._templates))]
-            template = GraphTemplate.of(schedule, self._network.rank, pieces)
-            self._templates[key] = schedule, template  # which keeps its number
-        return self._templates[key][1]
+    def _made_ready(self, kind: Kind, root: int, from_bytes: int, pieces: int) -> GraphTemplate:
+        """What `_template` keeps for all lengths that an entry of a table serves with so many pieces."""
+        table = self._tables[kind, root]
+        assert isinstance(table, ScheduleTable), "the caller has looked"
+        return GraphTemplate.of(table.at(from_bytes).schedule, self._network.rank, pieces)
 
     def _make(self, kind: Kind, root: int, *, waits: bool) -> ScheduleTable | str:
         if self._network.size == 1:
@@ -271,8 +266,8 @@ class Schedules:
             return simple
         del self._changes[key]
         self._tables[key] = table
-        self.graph.cache_clear()
-        self.groups.cache_clear()
+        for kept in (self.graph, self.groups, self._template):
+            kept.cache_clear()
         if self._network.rank == 0 and not is_simple(table):
             log.info("%s, from this call on", table.summary())
         return table

@@ -280,7 +280,7 @@ def resident_bytes() -> int:
 def growth(rank: int, size: int, warm_up: int, calls: int) -> int:
     begun = counted(dist.group.WORLD)
     chance = random.Random(1)
-    # Few enough lengths that their programs stay compiled.
+    # Few enough lengths that their graphs are kept.
     tensors = [torch.ones(chance.randrange(256, 16_384)) for _ in range(12)]
     outputs = [torch.empty(tensor.numel() * size) for tensor in tensors]
 
