@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 LARGEST_PROGRAM = 50_000
 """Flow columns (sources times links) up to which the linear program is solved: seconds."""
 
-_EFFORT = 200_000  # ends of links that the search for symmetries looks at
-
 _FINEST_PART = 5040  # of a block, where the numbers of targets have no smaller common multiple
 
 
@@ -75,10 +73,11 @@ def _lengths_of_trees(
 def _found(topology: Topology, collective: Collective) -> Sequence[Permutation]:
     """Symmetries of a topology that declares none; a link's latency says nothing of rates."""
     from arborcast.synth.symmetry.automorphisms import automorphisms_of
+    from arborcast.synth.symmetry.translation_search import LEAST_EFFORT
 
     members = collective.members
     colours = [int(vertex in members) for vertex in range(topology.size)]
-    return automorphisms_of(topology, latencies=False, colours=colours, effort=_EFFORT).generators
+    return automorphisms_of(topology, latencies=False, colours=colours, effort=LEAST_EFFORT).generators
 
 
 def lengths_of_links(alike: OrbitPartition, of_orbits: Ints) -> tuple[Fraction, ...]:

@@ -25,9 +25,6 @@ ROUTED_KINDS = frozenset({Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL})
 _SUPER_SOURCE = -1
 
 
-_EFFORT = 200_000  # ends of links that the search for symmetries looks at, where none is declared
-
-
 def solve_by_routes(topology: Topology, collective: Collective, options: SolveOptions = DEFAULTS) -> Schedule:
     """The best schedule of a gather, scatter or alltoall that moves blocks along paths.
 
@@ -62,12 +59,11 @@ def solve_by_routes(topology: Topology, collective: Collective, options: SolveOp
 def _alltoall(topology: Topology, collective: Collective, options: SolveOptions) -> Schedule:
     """By the symmetries, declared or else found, as far as they are translations, and written out."""
     from arborcast.synth.routes.symmetric_alltoall import solve_symmetric_alltoall
-    from arborcast.synth.symmetry.translation_search import translations_of
+    from arborcast.synth.symmetry.translation_search import LEAST_EFFORT, translations_of
 
+    effort = 0 if topology.symmetries else LEAST_EFFORT
     try:
-        known = translations_of(
-            topology, ranks=collective.ranks, effort=0 if topology.symmetries else _EFFORT
-        )
+        known = translations_of(topology, ranks=collective.ranks, effort=effort)
         return solve_symmetric_alltoall(topology, collective, options, translations=known).expand()
     except TimedOutError as late:
         assert isinstance(late.best, ImplicitSchedule), "every block on a shortest way"
