@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.topology import Link, Topology, Vertex
@@ -130,8 +131,15 @@ def effective(topology: Topology, *, adds: bool = False, prices: Mapping[str, Pr
     """
     if topology.is_planned:  # NCCL's planning rates are what it expects to reach
         return topology
-    links = [_measured(topology, link, adds, prices) for link in topology.links]
-    return topology if links == list(topology.links) else replace(topology, links=tuple(links))
+    return _effective(topology, adds, tuple(prices.items())) or topology
+
+
+@lru_cache(maxsize=16)  # all candidates of a selection are priced on one fabric
+def _effective(topology: Topology, adds: bool, prices: tuple[tuple[str, Price], ...]) -> Topology | None:
+    """As `effective`; None where it has no prices."""
+    by_medium = dict(prices)
+    links = tuple(_measured(topology, link, adds, by_medium) for link in topology.links)
+    return None if links == topology.links else replace(topology, links=links)
 
 
 def _measured(topology: Topology, link: Link, adds: bool, prices: Mapping[str, Price]) -> Link:
