@@ -15,7 +15,7 @@ from pathlib import Path
 
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.formats.numerals import shorten
-from arborcast.synth.formats.reading import parse_json, read_text, shorten_path
+from arborcast.synth.formats.reading import read_text, shorten_path
 from arborcast.synth.topology import PLANNED, Topology
 from arborcast.topologies.builders import assumed
 from arborcast.topologies.catalog import catalog, entry_named
@@ -190,15 +190,15 @@ def load_rated(spec: str, rates: Mapping[str, Fraction]) -> Machine:
     Raises:
         InputError: it is none of these, breaks a rule, or still lacks a rate.
     """
-    from arborcast.synth.formats.yaml_text import parse_yaml
     from arborcast.topologies.readers.infragraph import is_infragraph, of_infragraph
     from arborcast.topologies.readers.schedulers import rated, read_host_tree
+    from arborcast.topologies.readers.topology_documents import read_document
 
     tree, place = read_host_tree(Path(spec)), shorten_path(spec)
     if tree is not None:
         return rated(tree, rates)
     text = read_text(spec, max_bytes=MAX_TOPOLOGY_BYTES)
-    document = parse_json(text, place) if is_json(text) else parse_yaml(text, place)
+    document = read_document(text, place, "JSON" if is_json(text) else "YAML")
     if not is_infragraph(document):
         raise TopologyError(
             f"{place}: must be a file of InfraGraph, topograph or Slurm, which have links by name"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arborcast.synth.cli.console import print_json, print_lines
+from arborcast.synth.cli.console import Json, answer
 from arborcast.synth.cli.description import describe_topology
 from arborcast.synth.cli.inputs import above_zero
 from arborcast.synth.cli.options import (
@@ -30,7 +30,7 @@ from arborcast.synth.cli.options import (
 from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
-    from arborcast.synth.topology import Link
+    from arborcast.synth.topology import Link, Topology
     from arborcast.topologies import Machine
     from arborcast.topologies.cluster import Cluster
     from arborcast.topologies.readers.cluster_documents import Hosts
@@ -97,8 +97,6 @@ def cluster(
 
     Without -o it is printed.
     """
-    from arborcast.synth.formats import topology_to_document
-    from arborcast.synth.formats.atomic import write_atomically
     from arborcast.topologies import load_machine
     from arborcast.topologies.cluster import join, with_nics
     from arborcast.topologies.fabrics import fabric_named
@@ -144,23 +142,12 @@ def cluster(
     told_before = {note for machine in machines.values() for note in machine.notes}
     for note in (note for note in found.machine.notes if note not in told_before):
         _logger.warning("%s", note)
-    text = _file(found, specs, fabric, speed)
-    if output is not None:
-        write_atomically(output, text)
-    topology = found.machine.topology
-    if as_json:
-        told = {"gpu": list(found.machine.gpus), "notes": list(found.machine.notes)}
-        print_json({**topology_to_document(topology), **told})
-    elif output is None:
-        print_lines([text.removesuffix("\n")])
-    else:
-        print_lines([*describe_topology(topology), f"written   {output}"])
+    told = {"gpu": list(found.machine.gpus), "notes": list(found.machine.notes)}
+    _tell(found.machine.topology, _file(found, specs, fabric, speed), output, told, as_json)
 
 
 def _write_rated(specs: Sequence[str], said: str, output: Path | None, as_json: bool) -> None:
     """A fabric that a file holds whole, with the rates that it does not say."""
-    from arborcast.synth.formats import topology_to_document
-    from arborcast.synth.formats.atomic import write_atomically
     from arborcast.synth.formats.topology_text import topology_to_yaml
     from arborcast.topologies.files import load_rated
 
@@ -170,15 +157,25 @@ def _write_rated(specs: Sequence[str], said: str, output: Path | None, as_json: 
         raise InputError(f"--link-rates: goes with one file, got {len(specs)}")
     machine = load_rated(specs[0], {name: rate for name, rate in rates.items() if rate is not None})
     head = [f"{specs[0]}, as `synth cluster` read it; by --link-rates, GB/s each way: {said}"]
-    text = topology_to_yaml(machine.topology, head=head)
+    _tell(machine.topology, topology_to_yaml(machine.topology, head=head), output, {}, as_json)
+
+
+def _tell(topology: Topology, text: str, output: Path | None, told: Json, as_json: bool) -> None:
+    """Write the file of a topology, or print it; its document has what is `told` beside."""
+    from arborcast.synth.formats import topology_to_document
+    from arborcast.synth.formats.atomic import write_atomically
+
     if output is not None:
         write_atomically(output, text)
-    if as_json:
-        print_json(topology_to_document(machine.topology))
-    elif output is None:
-        print_lines([text.removesuffix("\n")])
-    else:
-        print_lines([*describe_topology(machine.topology), f"written   {output}"])
+    answer(
+        as_json,
+        {**topology_to_document(topology), **told} if as_json else {},
+        lambda: (
+            [text.removesuffix("\n")]
+            if output is None
+            else [*describe_topology(topology), f"written   {output}"]
+        ),
+    )
 
 
 def _short(spec: str) -> str:

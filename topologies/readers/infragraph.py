@@ -321,14 +321,14 @@ def to_infragraph(topology: Topology) -> str:
         if link.src < link.dst:
             said = links.setdefault(numbers, f"link-{len(links)}")
             edges.append({"scheme": "one2one", "link": said, "ep1": name(link.src), "ep2": name(link.dst)})
-    kinds = [("xpu", topology.ranks, "ranks"), ("switch", len(topology.switches), "")]
+    named = ", ".join(switch.name for switch in topology.switches)
+    kinds = [("xpu", topology.ranks, "ranks"), ("switch", len(topology.switches), named)]
     device = {
         "name": "machine",
         "components": [
-            {"name": kind, "choice": kind, "count": count, "description": told or ", ".join(named)}
+            {"name": kind, "choice": kind, "count": count, "description": told}
             for kind, count, told in kinds
             if count
-            for named in [[switch.name for switch in topology.switches]]
         ],
         "links": [
             {

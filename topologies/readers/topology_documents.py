@@ -22,6 +22,15 @@ _SHOWN = {"picture", "parts"}
 """What tells a topology that `synth show --json` has printed: it says more of it than a file may."""
 
 
+def read_document(text: str, place: str, kind: str) -> Any:
+    """What a text of this kind, "JSON" or "YAML", holds; errors begin with the place."""
+    if kind == "JSON":
+        return parse_json(text, place)
+    from arborcast.synth.formats.yaml_text import parse_yaml
+
+    return parse_yaml(text, place)
+
+
 def parse_document(text: str, place: str, kind: str) -> Machine:
     """The machine in a topology file, or in what `synth show --json` printed.
 
@@ -33,12 +42,7 @@ def parse_document(text: str, place: str, kind: str) -> Machine:
     Raises:
         InputError: it breaks a rule of its kind.
     """
-    if kind == "JSON":
-        document = parse_json(text, place)
-    else:
-        from arborcast.synth.formats.yaml_text import parse_yaml
-
-        document = parse_yaml(text, place)
+    document = read_document(text, place, kind)
     if not isinstance(document, dict):
         raise TopologyError(
             f"{place}: must be a mapping with the keys ranks and links, got {shorten(document)}; "

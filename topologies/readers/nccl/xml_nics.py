@@ -69,10 +69,8 @@ def find_nics(
                 speed, (assumed[name], note) = speed // 1000, _TOO_FAST
             rate, why = Fraction(speed, 8000), assumed.get(name, "")
         elif _is_bare_nic(element):
-            name, (why, note) = (
-                printable(element.get("name") or bus_address(element.get("busid") or "?")),
-                _BARE,
-            )
+            name = printable(element.get("name") or bus_address(element.get("busid") or "?"))
+            why, note = _BARE
             rate = pcie_rate(link_speed(element) or GIGATRANSFERS[3], link_width(element) or 16, rates)
         else:
             continue

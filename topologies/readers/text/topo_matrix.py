@@ -268,9 +268,8 @@ class _Block:
                 raise TopologyError(f"line {line}: row {name} has no column")
             run = index + 1
             while run < stop and words[run].is_cell and run - index <= len(columns) + 1:
-                if (
-                    run - index > len(columns) and words[run].line > words[run - 1].line
-                ):  # a full row, then prose
+                is_full = run - index > len(columns)
+                if is_full and words[run].line > words[run - 1].line:  # prose follows the row
                     break
                 run += 1
             last = words[run - 1].line
