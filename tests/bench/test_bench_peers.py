@@ -31,6 +31,7 @@ from arborcast.synth.errors import InputError, ScheduleError
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
+from tests.support.refusals import refuses
 from tests.support.strategies import topologies as drawn_topologies
 
 
@@ -333,16 +334,7 @@ def test_chunks_of_tacos_belong_to_the_rank_modulo_the_ranks() -> None:
     assert verify(algorithm.schedule).correct
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("send 2 2 1", "sent 2 2 1", "printed 'sent 2 2 1 .* neither a send nor a time"),
-        ("send 2 2 1 0.0", "send 2 2 1 40.0", "keeps no beat of 1048.576 us"),
-        ("1 0 0.000000000 1048.576", "1 0 0.000000000 1040.576", "keeps no beat"),
-        ("send 2 2 1", "send 3 2 1", "chunk must be in 0..2, got 3"),
-        ("call_seconds 0.000300000\n", "", "call_seconds"),
-    ],
-)
+@refuses("before", "after", "message")
 def test_what_is_no_answer_of_tacos_is_told(before: str, after: str, message: str) -> None:
     assert before in TRIANGLE
     with pytest.raises((ValueError, KeyError), match=message):
@@ -549,14 +541,7 @@ def test_without_a_peer_there_is_one_line_and_exit_2(capsys: pytest.CaptureFixtu
     assert told.err.startswith("peers: give at least one checkout: --sccl PATH")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("sccl", "must be a checkout of msccl-tools"),
-        ("forestcoll", "must be a checkout of ForestColl with pipeline_allgather.py"),
-        ("tacos", "must hold build/bin/tacos-sends"),
-    ],
-)
+@refuses("name", "message")
 def test_a_folder_that_is_no_checkout_is_refused(
     name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ from arborcast.synth.api import solve
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.simulation.simulator import simulate
+from tests.support.refusals import refuses
 
 WHY_NOT = why_not()
 needs_root = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
@@ -316,16 +317,7 @@ def test_a_wrong_result_ends_the_run(monkeypatch: pytest.MonkeyPatch, hasty: Non
 # --------------------------------------------------------------------------------------- the command
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--only torus:3x3", "torus:3x3: needs --mbit, the rate of its slowest link"),
-        ("--only nothing --mbit 5", "topology 'nothing': is neither in the catalog nor a file"),
-        ("--ranks 0,1", "--ranks: is for the topology of --only, and there is none"),
-        ("--runs 4", "--runs 4: results that are kept need at least 5; or say --json PATH"),
-        ("--sizes 0", "argument --sizes: size '0': must be"),
-    ],
-)
+@refuses("words", "message")
 def test_wrong_words_end_with_one_line(
     words: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

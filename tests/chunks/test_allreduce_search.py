@@ -49,7 +49,7 @@ from tests.support.allreduce_search import can_be_done
 from tests.support.chunk_problems import sums_on
 from tests.support.deadlock import check_deadlock
 from tests.support.interpreter import Freedom, interpret
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 from tests.support.strategies import topologies
 
 Triples = list[tuple[int, int, int]]
@@ -335,10 +335,7 @@ def test_one_size_searched_as_it_is(spec: str, size: tuple[int, int, int]) -> No
     runs_everywhere(schedule)
 
 
-@pytest.mark.parametrize(
-    ("spec", "size", "method", "message"),
-    refusals(__file__, "test_none_says_over_which_schedules"),
-)
+@refuses("spec", "size", "method", "message")
 def test_none_says_over_which_schedules(
     spec: str, size: tuple[int, int, int], method: str, message: str
 ) -> None:

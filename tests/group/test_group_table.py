@@ -28,7 +28,7 @@ from arborcast.synth.simulation.pieces import SEVERAL_HOSTS, messages_of, shares
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.solve_options import SolveOptions
 from arborcast.topologies import load
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 
 RING = load("full:4,latency=3")
 
@@ -136,7 +136,7 @@ def test_one_line_says_what_serves_what() -> None:
     assert broadcast.summary().endswith("; cut short by the deadline")
 
 
-@pytest.mark.parametrize(("path", "value", "message"), refusals(__file__, "test_what_is_no_table"))
+@refuses("path", "value", "message")
 def test_what_is_no_table(path: list[Any], value: object, message: str) -> None:
     """A value that is wrong at one place of the document, or "(none)"."""
     changed = document = json.loads(table(0, 9).to_bytes())

@@ -17,7 +17,7 @@ from arborcast.pipeline.order.one_forward_one_backward import one_forward_one_ba
 from arborcast.pipeline.order.pass_messages import WorkerStep, with_messages
 from arborcast.pipeline.order.zero_bubble import zb_h1, zb_v
 from tests.support.blocking_sends import check_order
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 
 CAPPED = gpipe, one_forward_one_backward, list_order
 """Those that a cap may be put on."""
@@ -164,7 +164,7 @@ def test_the_check_accepts_a_drawn_order():
     check_order(drawn("F0 B0 F1 B1"))
 
 
-@pytest.mark.parametrize(("lines", "message"), refusals(__file__, "test_the_check_refuses"))
+@refuses("lines", "message")
 def test_the_check_refuses(lines, message):
     with pytest.raises(PlanError, match=re.escape(message)):
         check_order(drawn(*lines))

@@ -15,7 +15,7 @@ from arborcast.pipeline.order.list_order import list_order
 from arborcast.pipeline.order.one_forward_one_backward import one_forward_one_backward
 from arborcast.pipeline.order.zero_bubble import zb_h1, zb_v
 from arborcast.pipeline.stages import Plan
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 
 SIZES = list(product(range(1, 7), range(1, 13)))
 """Stages and microbatches."""
@@ -252,9 +252,7 @@ def test_the_order_of_a_plan():
     assert Plan(around, 6, order="interleaved").ranks == (0, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "more", "message"), refusals(__file__, "test_plans_that_an_order_cannot_carry_out")
-)
+@refuses("ranks", "more", "message")
 def test_plans_that_an_order_cannot_carry_out(ranks, more, message):
     with pytest.raises(PlanError, match=re.escape(f"plan: {message}")):
         Plan([(index, index + 1, it) for index, it in enumerate(ranks)], 4, **more)

@@ -16,6 +16,7 @@ from arborcast.topologies import load
 from arborcast.topologies.rates import Rates
 from arborcast.topologies.readers.nvidia_smi import parse_nvidia_smi
 from tests.support import tool_texts
+from tests.support.refusals import refuses
 from tests.support.tool_texts import cables, damaged, machines, shown_links, tree_links
 
 DGX1 = """
@@ -333,32 +334,7 @@ NIC Legend:
     assert [nic.near for nic in nics] == [(0,), (0, 1), (0, 1, 2, 3)]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("NV1\tPHB\t0-19\t0\nGPU4", "\nGPU4", "line 6: GPU3 must have 9 entries, got 7"),
-        ("NV1\tPHB\t0-19", "NV1\tPHB\tPHB\t0-19", "line 6: GPU3 must have 9 entries, got 10"),
-        ("GPU7\tSYS", "GPU9\tSYS", "line 10: row GPU9 has no column"),
-        ("GPU6\tSYS\tSYS\tNV1\tSYS\tNV1\tNV2\t X \tNV2\tSYS\t20-39\t1\nGPU7", "7", "row GPU6 is missing"),
-        (
-            "GPU0\tGPU1\tGPU2\tGPU3\t",
-            "GPU0\tGPU1\tGPU2\tmlx4_0\t",
-            "got names of GPUs in line 2 without rows",
-        ),
-        (
-            " X \tNV1\tNV1\tNV2",
-            " X \tOK\tOK\tOK",
-            "must be NV# .* as topo -m prints, not topo -p2p",
-        ),
-        ("GPU7\tSYS", "GPU6\tSYS", "line 10: GPU6 must have one row, got another"),
-        ("GPU1\tNV1", "GPU1\tNV2", "GPU0 to GPU1 shows NV1, must be alike back, got NV2"),
-        ("GPU1\tNV1", "GPU1\tNVX", "line 4: GPU1 to GPU0: must be NV# or one of PIX, .* got 'NVX'"),
-        ("GPU0\t X ", "GPU0\tSYS", "line 3: GPU0 to GPU0: must be X, got 'SYS'"),
-        ("GPU0\tGPU1\tGPU2", "GPU0\tGPU1\tGPU1", "columns must have different names"),
-        ("GPU", "DEV", "must hold the matrix of nvidia-smi topo -m"),
-        ("NV1", "NV9", "these NVLinks fit neither direct links .22 at one GPU; v100 has 6. nor an NVSwitch"),
-    ],
-)
+@refuses("old", "new", "message")
 def test_broken_matrices(old: str, new: str, message: str) -> None:
     text = DGX1.replace(old, new) if old in ("GPU", "NV1") else DGX1.replace(old, new, 1)
     with pytest.raises(TopologyError, match=f"^f: .*{message}") as caught:

@@ -33,7 +33,7 @@ from arborcast.synth.verification.verifier import verify
 from tests.executors.test_conformance import check, interpreted
 from tests.support.definition import define
 from tests.support.drawn_schedules import custom_exchange, schedules
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 
 RING = topologies.load("ring:4")
 
@@ -149,10 +149,7 @@ def test_other_kinds_write_no_new_keys() -> None:
         assert set(document["chunks"][0]) == {"share", "owner", "target"}
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    refusals(__file__, "test_wrong_schedule_documents"),
-)
+@refuses("path", "value", "message")
 def test_wrong_schedule_documents(path: list[str | int], value: object, message: str) -> None:
     document = copy.deepcopy(schedule_to_document(halo()))
     here = document

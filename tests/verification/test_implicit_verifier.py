@@ -28,7 +28,7 @@ from arborcast.synth.verification.verdict import Verdict
 from arborcast.synth.verification.verifier import verify
 from tests.support.drawn_implicit import KINDS, circulant, circulants, hub, of_orbits, parts, translated
 from tests.support.drawn_in_network import drawn_transfers
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 
 RING = circulant(4, {1: 1})
 Made = TypeVar("Made", ImplicitSchedule, Translations)
@@ -275,10 +275,7 @@ def forged_group(
     return forged(Translations(1, (), (), 1), ranks=ranks, generators=images, orders=tuple(orders), size=size)
 
 
-@pytest.mark.parametrize(
-    ("generators", "orders", "ranks", "size", "message"),
-    refusals(__file__, "test_wrong_translations_are_refused"),
-)
+@refuses("generators", "orders", "ranks", "size", "message")
 def test_wrong_translations_are_refused(
     generators: list[list[int]], orders: list[int], ranks: int, size: int, message: str
 ) -> None:
