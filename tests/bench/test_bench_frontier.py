@@ -16,7 +16,6 @@ from arborcast import topologies
 from arborcast.bench.adapters import sccl
 from arborcast.bench.adapters.answer import CannotAskError
 from arborcast.synth.collective import Collective
-from arborcast.synth.errors import InputError
 from tests.support.waiting import PATIENCE_S
 
 
@@ -60,11 +59,6 @@ def test_what_it_cannot_be_asked_is_refused(tmp_path: Path) -> None:
     ring = topologies.load("ring:4")
     with pytest.raises(CannotAskError, match="among all ranks only"):
         sccl.arguments_of(ring, Collective.on(ring, "allgather", ranks=[0, 1, 2]), tmp_path)
-
-
-def test_a_folder_that_is_no_checkout_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"must be a checkout of msccl-tools with msccl/__main__\.py"):
-        sccl.Sccl(tmp_path).check()
 
 
 def test_children_end_with_the_process_that_is_stopped(bench: Any, tmp_path: Path) -> None:

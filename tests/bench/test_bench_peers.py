@@ -87,18 +87,6 @@ def star_trees() -> dict[str, Any]:
     }
 
 
-def test_trees_of_forestcoll_are_a_correct_schedule_at_the_rate_it_states() -> None:
-    seconds, (algorithm,) = peers_forestcoll.read(star_trees(), asked("star:3"))
-    assert (seconds, algorithm.trees, algorithm.claimed) == (0.25, 3, Fraction(3, 2))
-    transfers = [(t.chunk, t.src, t.dst, t.step, t.via) for t in algorithm.schedule.transfers]
-    assert transfers == [
-        *((0, 0, 1, 0, (3,)), (1, 1, 2, 0, (3,)), (2, 2, 0, 0, (3,))),
-        *((0, 1, 2, 1, (3,)), (1, 2, 0, 1, (3,)), (2, 0, 1, 1, (3,))),
-    ]
-    replayed = verify(algorithm.schedule)
-    assert (replayed.errors, replayed.rate) == ((), Fraction(3, 2))
-
-
 def test_trees_of_forestcoll_run_backwards_for_a_reduce_scatter() -> None:
     """The star is the same reversed, so the same trees gather from their last rank to their first."""
     algorithm = only(peers_forestcoll.read(star_trees(), asked("star:3", "reduce-scatter")))
@@ -199,29 +187,6 @@ def ring_of_four() -> dict[str, Any]:
     }
 
 
-def test_an_algorithm_of_sccl_is_a_correct_schedule_with_its_rounds() -> None:
-    algorithm = peers_sccl.read(ring_of_four(), asked("ring:4"))
-    replayed = verify(algorithm.schedule)
-    assert (algorithm.label, replayed.errors, replayed.rate) == ("(1,2,2)", (), 2)  # 4 blocks in 2 rounds
-    assert algorithm.schedule.rounds == (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda f: f["steps"][1]["sends"].pop(), "rank 0"),
-        (lambda f: f["steps"].reverse(), "step 0"),
-        (lambda f: f["steps"][0]["sends"].append([1, 1, 2]), "step 0"),  # one link, twice in one round
-    ],
-)
-def test_wrong_algorithms_of_sccl_are_wrong(spoil: Callable[[dict[str, Any]], object], message: str) -> None:
-    found = ring_of_four()
-    spoil(found)
-    judged = peers_rows.quality(peers_sccl.read(found, asked("ring:4")))
-    assert (judged["verdict"], judged["verified"]) == ("wrong", False)
-    assert message in judged["why"]
-
-
 def test_an_address_of_no_chunk_is_told() -> None:
     found = ring_of_four()
     found["steps"][1]["sends"].append([9, 0, 1])
@@ -313,13 +278,6 @@ send 2 2 1 0.000000000 1048.576000000
 time_us 1048.576000000
 call_seconds 0.000300000
 """
-
-
-def test_sends_of_tacos_are_a_correct_schedule_at_the_rate_of_its_time() -> None:
-    seconds, (algorithm,) = peers_tacos.read(TRIANGLE, asked("ring:3"), 1)
-    assert (seconds, algorithm.claimed, algorithm.schedule.rounds) == (0.0003, 3, (1,))
-    replayed = verify(algorithm.schedule)
-    assert (replayed.errors, replayed.rate) == ((), 3)
 
 
 def test_chunks_of_tacos_belong_to_the_rank_modulo_the_ranks() -> None:

@@ -107,23 +107,3 @@ def test_a_child_shares_a_fabric_among_groups() -> None:
     answer = children._shared(case)
     assert (answer["groups"], answer["written"], answer["correct"], answer["optimal"]) == (4, 1, True, True)
     assert answer["rate"] == answer["bound"]
-
-
-def row(**more: Any) -> dict[str, Any]:
-    return {
-        "topology": "torus:4x4",
-        "title": "torus 4x4",
-        "collective": "allgather",
-        "method": "symmetric",
-        "faults": "",
-        "ranks": 16,
-        "seconds": 0.25,
-        "peak_MB": 120.0,
-        "target_seconds": 2,
-        "kept": True,
-        "optimal": True,
-        "share_of_bound": 1.0,
-        "height": 4,
-        "timed_out": False,
-        **more,
-    }
