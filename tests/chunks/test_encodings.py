@@ -1,4 +1,4 @@
-"""All encodings of an instance give the answer of a formula of the tests' own; all models are replayed, verified.
+"""All encodings of an instance give the answer of the tests' own formula; all models are replayed and verified.
 
 One suite for all of them: a further encoding is a line of `ENCODINGS`.
 """
