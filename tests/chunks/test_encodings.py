@@ -1,4 +1,4 @@
-"""All encodings of an instance give the answer of the tests' own formula; all models are replayed and verified.
+"""All encodings of an instance give the answer of a formula of our own; models are replayed and verified.
 
 One suite for all of them: a further encoding is a line of `ENCODINGS`.
 """

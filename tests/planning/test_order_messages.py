@@ -131,24 +131,6 @@ def test_nothing_deadlocks_in_any_order_that_can_be_done_and_results_are_sent_at
                 assert before.action == it.action or before.kind == "receive"
 
 
-def test_one_pass_ahead_is_not_enough_for_the_list_order():
-    """Why receives are placed by a run: posted exactly one pass ahead, stages wait for each other."""
-    order = list_order(3, 8)
-    steps = []
-    for stage, actions in enumerate(order):
-        own = []
-        for index, action in enumerate(actions):
-            for later in actions[index : index + 2] if index == 0 else actions[index + 1 : index + 2]:
-                if 0 <= (stage - 1 if later.phase is Phase.FORWARD else stage + 1) < 3:
-                    own.append(WorkerStep("receive", later))
-            own.append(WorkerStep("compute", action))
-            if 0 <= (stage + 1 if action.phase is Phase.FORWARD else stage - 1) < 3:
-                own.append(WorkerStep("send", action))
-        steps.append(tuple(own))
-    with pytest.raises(PlanError, match="stages must not wait for each other"):
-        check_order(steps)
-
-
 GOOD = drawn("F0 F0> +B0 F1 F1> +B1 B0 B1", "+F0 F0 +F1 B0 B0> F1 B1 B1>")
 
 

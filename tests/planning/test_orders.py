@@ -48,18 +48,6 @@ def test_1f1b_with_fewer_microbatches_than_stages():
     assert one_forward_one_backward(4, 2) == drawn("F0 F1 B0 B1", "F0 F1 B0 B1", "F0 F1 B0 B1", "F0 B0 F1 B1")
 
 
-def test_the_list_order_keeps_four_more_per_stage():
-    assert list_order(2, 7) == drawn(
-        "F0 F1 F2 F3 F4 B0 F5 B1 F6 B2 B3 B4 B5 B6",
-        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6",
-    )
-    assert list_order(3, 7) == drawn(
-        "F0 F1 F2 F3 F4 F5 F6 B0 B1 B2 B3 B4 B5 B6",
-        "F0 F1 F2 F3 F4 B0 F5 B1 F6 B2 B3 B4 B5 B6",
-        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6",
-    )
-
-
 def test_microbatches_in_flight_of_four_stages():
     """The figures that SPP's closed form gives, and those of 1F1B beside them."""
     for maker, peaks in (

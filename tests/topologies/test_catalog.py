@@ -417,29 +417,6 @@ def test_all_symmetries_of_the_irregular_boxes_are_declared(spec: str) -> None:
     assert _group(topology) == found
 
 
-def test_dgx1_has_the_numbering_of_the_machine() -> None:
-    # NVLinks per pair as nvidia-smi shows them; rows are the GPUs
-    drawn = """
-        . 1 1 2 2 . . .
-        1 . 2 1 . 2 . .
-        1 2 . 2 . . 1 .
-        2 1 2 . . . . 1
-        2 . . . . 1 1 2
-        . 2 . . 1 . 2 1
-        . . 1 . 1 2 . 2
-        . . . 1 2 1 2 ."""
-    rows = [line.split() for line in drawn.strip().splitlines()]
-    expected = {
-        (src, dst): Fraction(25) * int(cell)
-        for src, row in enumerate(rows)
-        for dst, cell in enumerate(row)
-        if cell != "."
-    }
-    assert load("dgx1").bandwidth == expected
-    assert load("dgx1", rates="nccl").bandwidth == {pair: rate * 4 / 5 for pair, rate in expected.items()}
-    assert load("dgx1-p100").bandwidth == dict.fromkeys(expected, 20)
-
-
 def test_mi250_pairs() -> None:
     links = {(0, 1): 4, (0, 4): 2, (0, 8): 1, (7, 3): 2, (15, 14): 4, (13, 15): 1, (5, 7): 1}
     rates = load("mi250:boxes=2").bandwidth

@@ -249,26 +249,6 @@ def test_the_catalog_joins_its_boxes_alike() -> None:
         assert boxes.links == load(f"{name}:boxes=2{rails}").links
 
 
-def test_sixteen_hosts_of_h800() -> None:
-    host = load_machine("hgx-h800")
-    topology = join("pod", [with_nics(host)] * 16, Rails()).machine.topology
-    plain = topology.forwarding
-    assert synth.bound(plain, "allreduce").rate == Fraction(128 * 250, 2 * 127)
-    # NVLink SHARP allows more, but never more than the 200 + 50 GB/s of one GPU.
-    assert Fraction(128 * 250, 2 * 127) < synth.bound(topology, "allreduce").rate < 250
-    found = synth.solve(plain, "allreduce", form="implicit")
-    assert found.rate == found.bound.rate
-
-
-def test_two_ndv2_from_the_file_of_one(tmp_path: Path) -> None:
-    # The links of a DGX-1, one NIC of 100 Gb/s beside two of the GPUs: all others reach it through NVLinks.
-    file = tmp_path / "ndv2.yaml"
-    nics = "nics: [{name: mlx5_0, rate: 12.5, near: [0, 1]}]\n"
-    file.write_text(topology_to_yaml(load("dgx1"), gpu=["v100"] * 8) + nics)
-    pod = join("pod", [with_nics(load_machine(str(file)))] * 2, Rails()).machine.topology
-    assert synth.bound(pod, "allgather").rate == 25 == synth.bound(load("ndv2:boxes=2"), "allgather").rate
-
-
 def test_only_the_fastest_nics_join() -> None:
     nics = (*even_nics(2, Fraction(50), 2), Nic("eth0", Fraction("1.25"), (0, 1)))
     machine = with_nics(replace(pair(), nics=nics))
@@ -278,18 +258,6 @@ def test_only_the_fastest_nics_join() -> None:
     assert [nic.rate for nic in stated.nics] == [10, 10, 10]
     assert stated.notes == ("pair: all 3 NICs count with the 10 GB/s of --nic, where it shows 1.25, 50",)
     assert with_nics(replace(pair(), nics=nics[:2]), Fraction(10)).notes == ()
-
-
-def test_switches_that_reduce_stay_such() -> None:
-    links = [Link(*ends, Fraction(10)) for rank in range(2) for ends in ((rank, 2), (2, rank))]
-    host = Machine.of(Topology.build("pair", 2, links, [Switch("sharp", reduces=True)]))
-    pod = join("two", [replace(host, nics=even_nics(2, Fraction(1), 2))] * 2, Rails()).machine.topology
-    assert [(switch.name, switch.reduces) for switch in pod.switches] == [
-        ("host0.sharp", True),
-        ("host1.sharp", True),
-        ("fabric0", False),
-        ("fabric1", False),
-    ]
 
 
 def test_switches_that_reduce_come_first() -> None:

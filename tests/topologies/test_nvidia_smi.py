@@ -65,12 +65,6 @@ def test_dgx1_is_the_catalogs(caplog: pytest.LogCaptureFixture) -> None:
     assert by_nccl.links == load("dgx1", rates="nccl").links
 
 
-def test_the_kind_of_file_is_recognised(tmp_path: Path) -> None:
-    for name in ("topo.txt", "topo"):
-        (tmp_path / name).write_text("$ nvidia-smi topo -m\n" + DGX1)
-        assert load(str(tmp_path / name), gpu="v100").links == load("dgx1").links
-
-
 def test_what_was_assumed_is_noted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "box.txt").write_text(DGX1)
     with caplog.at_level(logging.WARNING):
@@ -261,14 +255,6 @@ def test_pcie_paths_are_a_tree() -> None:
     assert cables(apart) == {**expected, ("cpu0", "cpu1"): "22"}
 
 
-def test_a_rate_between_sockets_without_pcie_links_is_said_to_change_nothing() -> None:
-    machine = parse_nvidia_smi(DGX1, "f", gpu="v100", between_sockets=Fraction(22))
-    assert machine.notes == (
-        "PCIe paths are no links here, so that --between-sockets changes nothing; --pcie takes them",
-    )
-    assert parse_nvidia_smi(DGX1, "f", gpu="v100", between_sockets=Fraction(22), pcie=True).notes == ()
-
-
 def test_nics_and_affinities_tell_which_gpus_are_near_each_other() -> None:
     topology = parse_nvidia_smi(DGX1, "f", gpu="v100", pcie=True).topology
     tree = {ends: rate for ends, rate in cables(topology).items() if isinstance(ends[1], str)}
@@ -354,23 +340,6 @@ def test_counts_that_no_gpu_has() -> None:
         parse_nvidia_smi(text, "f", gpu="mi300x")
     with pytest.raises(TopologyError, match="a GPU with 99 NVLinks, must be at most 18"):
         parse_nvidia_smi(matrix(lambda _a, _b: "NV99", 3), "f")
-
-
-tokens = st.sampled_from(
-    [
-        *("GPU0", "GPU1", "GPU2", "mlx5_0", "X", "NV1", "NV2", "NV18", "NV999", "PIX", "SYS", "SOC", "PHB"),
-        *("CPU", "\t", "\n", "\x1b[4m", "\x1b[", "NV", "N/A", "0-63"),
-    ]
-)
-
-
-@given(st.lists(tokens, max_size=40).map(" ".join), st.booleans(), st.sampled_from([None, "v100", "h100"]))
-@settings(max_examples=300)
-def test_any_text_is_a_topology_or_one_line(text: str, pcie: bool, gpu: str | None) -> None:
-    try:
-        parse_nvidia_smi(text, "f", pcie=pcie, gpu=gpu)
-    except InputError as error:
-        assert len(str(error).splitlines()) == 1
 
 
 @given(st.integers(1, 6), st.data(), st.booleans())

@@ -180,11 +180,6 @@ def test_a_bandwidth_table_of_one_figure_is_refused(word: str, gpu: str | None) 
         parse_rocm_smi(rocm_smi(2, bandwidth=lambda _a, _b: word), "f", gpu=gpu)
 
 
-def test_a_rate_between_sockets_without_pcie_links_is_said_to_change_nothing() -> None:
-    (note,) = parse_rocm_smi(mesh(4), "f", gpu="mi300x", between_sockets=Fraction(22)).notes
-    assert "--between-sockets changes nothing" in note
-
-
 def test_pcie_alone_is_a_tree_by_hops() -> None:
     text = rocm_smi(4, hops=lambda a, b: 2 if a // 2 == b // 2 else 3, kind=lambda _a, _b: "PCIE")
     machine = parse_rocm_smi(text, "f", between_sockets=Fraction(16))

@@ -26,12 +26,6 @@ def test_fragments_and_relays() -> None:
         load("dgx1", ranks=[0, 8])
 
 
-def test_names_are_specs() -> None:
-    for spec in ("dgx1", "dgx-a100:boxes=2", "mi250:boxes=2", "torus:4x4", "hypercube:3", "fat-tree:2x2x2"):
-        assert load(spec).name == spec
-        assert load(load(spec).name) == load(spec)
-
-
 @refuses("spec", "near")
 def test_unknown_specs_suggest_near_names(spec: str, near: str) -> None:
     with pytest.raises(TopologyError, match=f"is neither in the catalog nor a file; did you mean .*{near}"):
@@ -64,10 +58,6 @@ def test_what_counts_as_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_options_that_do_not_go_with_the_catalog(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         load("dgx1", **arguments)  # type: ignore[arg-type]
-
-
-def test_bandwidth_of_a_spec_may_be_a_fraction() -> None:
-    assert str(load("ring:3,bandwidth=25/2").links[0].bandwidth) == "25/2"
 
 
 # Arguments stay short: hypercube:16 is a million links, and correct.
