@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from arborcast import topologies
 from arborcast.bench import testbed
-from arborcast.bench.contest import ranks as contest_ranks
 from arborcast.bench.contest.cases import (
     CASES,
     KINDS,
@@ -158,26 +156,6 @@ def test_rows_are_worked_out_of_what_ranks_saw() -> None:
     assert [row["cpu_limited"] for row in (gloo, ring, trees)] == [False, True, False]
     assert gloo["steps"] is None
     assert trees["steps"] == 2
-
-
-def test_the_wait_for_the_begin_is_not_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a third of a short run, and would hide that the processors had nothing left."""
-    begin = time.perf_counter() + contest_ranks.LEAD_S
-    looked: list[float] = []
-
-    def look() -> tuple[float, float]:
-        looked.append(time.perf_counter())
-        return 0.0, 0.0
-
-    participant = object.__new__(contest_ranks.Participant)
-    participant.order = order_of("full:2", "allreduce", 8, "gloo")
-    participant.data = Data(participant.order, 0)
-    monkeypatch.setattr(participant, "_agree_on_begin", lambda: begin)
-    monkeypatch.setattr(contest_ranks, "_processors", look)
-    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
-    participant.timed(lambda: participant.data.output.copy_(participant.data._payload.expected), "nothing")
-    assert looked[0] >= begin - contest_ranks.LOOK_S
-    assert looked[1] >= begin
 
 
 def test_a_link_that_delivers_less_lowers_the_limit() -> None:
