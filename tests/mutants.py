@@ -113,8 +113,6 @@ LEFT_OUT = (
     "bounds/test_time_limits.py::test_nothing_simulates_faster",
     "bounds/test_time_limits.py::test_no_exchange_of_blocks_that_differ_simulates_faster",
     "bounds/test_time_limits.py::test_switches_that_add_and_copy_do_not_go_below_it",
-    "chunks/test_step_certification.py::test_every_rank_of_many_may_be_a_target",
-    "chunks/test_step_certification.py::test_the_most_targets_that_are_possible",
     "planning/test_allreduce_cost.py::test_the_prediction_has_the_schedules_own_time",
     *(
         f"simulation/test_simulator.py::test_{name}"

@@ -16,7 +16,6 @@ from arborcast import topologies
 from arborcast.bench.adapters import sccl
 from arborcast.bench.adapters.answer import CannotAskError
 from arborcast.synth.collective import Collective
-from arborcast.synth.errors import InputError
 from tests.support.waiting import PATIENCE_S
 
 
@@ -62,11 +61,6 @@ def test_what_it_cannot_be_asked_is_refused(tmp_path: Path) -> None:
         sccl.arguments_of(ring, Collective.on(ring, "allgather", ranks=[0, 1, 2]), tmp_path)
 
 
-def test_a_folder_that_is_no_checkout_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"must be a checkout of msccl-tools with msccl/__main__\.py"):
-        sccl.Sccl(tmp_path).check()
-
-
 def test_children_end_with_the_process_that_is_stopped(bench: Any, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -85,19 +79,6 @@ def test_children_end_with_the_process_that_is_stopped(bench: Any, tmp_path: Pat
     os.close(reading)
 
 
-ROW_KEYS = {
-    "topology",
-    "collective",
-    "method",
-    "bytes",
-    "time_us",
-    "spread",
-    "seconds",
-    "cpu_seconds",
-    "runs",
-}
-
-
 def ours(points: list[list[int]], seconds: float = 2.0) -> dict[str, Any]:
     facts = {
         "proved": [True] * len(points),
@@ -108,26 +89,3 @@ def ours(points: list[list[int]], seconds: float = 2.0) -> dict[str, Any]:
     }
     times = {"seconds": seconds, "cpu_seconds": seconds, "call_seconds": seconds / 2, "peak_MB": 90.0}
     return {"points": points, **facts, **times}
-
-
-def test_rows_of_frontiers_hold_medians_and_are_checked(bench: Any) -> None:
-    frontier = bench("frontier")
-    case = frontier.Case("drawn", "ring:3", "allgather", ((2, 2, 3),))
-    row = frontier._our_row(case, [ours([[2, 2, 3]], seconds) for seconds in (1.0, 2.0, 6.0)], CHECKS)
-    assert row.keys() >= ROW_KEYS | {
-        "points",
-        "proved",
-        "complete",
-        "why_stopped",
-        "call_seconds",
-        "again_seconds",
-    }
-    assert (row["seconds"], row["time_us"], row["spread"], row["runs"]) == (2.0, 2e6, 5e6, 3)
-    assert row["as_expected"]
-    for points in ([[[1, 2, 2]]], [[[2, 2, 3]], [[2, 2, 3], [9, 3, 9]]]):  # missing, not the same each time
-        assert not frontier._our_row(case, list(map(ours, points)), CHECKS)["as_expected"]
-    wrong = CHECKS | {"verified": False}
-    assert not frontier._our_row(case, [ours([[2, 2, 3]])], wrong)["as_expected"]
-
-
-CHECKS = {"verified": True, "again_seconds": 0.1}

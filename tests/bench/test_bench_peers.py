@@ -31,6 +31,7 @@ from arborcast.synth.errors import InputError, ScheduleError
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
+from tests.support.refusals import refuses
 from tests.support.strategies import topologies as drawn_topologies
 
 
@@ -84,18 +85,6 @@ def star_trees() -> dict[str, Any]:
             {"root": 2, "count": 1, "paths": [[[2, 3], [3, 0]], [[0, 3], [3, 1]]]},
         ],
     }
-
-
-def test_trees_of_forestcoll_are_a_correct_schedule_at_the_rate_it_states() -> None:
-    seconds, (algorithm,) = peers_forestcoll.read(star_trees(), asked("star:3"))
-    assert (seconds, algorithm.trees, algorithm.claimed) == (0.25, 3, Fraction(3, 2))
-    transfers = [(t.chunk, t.src, t.dst, t.step, t.via) for t in algorithm.schedule.transfers]
-    assert transfers == [
-        *((0, 0, 1, 0, (3,)), (1, 1, 2, 0, (3,)), (2, 2, 0, 0, (3,))),
-        *((0, 1, 2, 1, (3,)), (1, 2, 0, 1, (3,)), (2, 0, 1, 1, (3,))),
-    ]
-    replayed = verify(algorithm.schedule)
-    assert (replayed.errors, replayed.rate) == ((), Fraction(3, 2))
 
 
 def test_trees_of_forestcoll_run_backwards_for_a_reduce_scatter() -> None:
@@ -198,29 +187,6 @@ def ring_of_four() -> dict[str, Any]:
     }
 
 
-def test_an_algorithm_of_sccl_is_a_correct_schedule_with_its_rounds() -> None:
-    algorithm = peers_sccl.read(ring_of_four(), asked("ring:4"))
-    replayed = verify(algorithm.schedule)
-    assert (algorithm.label, replayed.errors, replayed.rate) == ("(1,2,2)", (), 2)  # 4 blocks in 2 rounds
-    assert algorithm.schedule.rounds == (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda f: f["steps"][1]["sends"].pop(), "rank 0"),
-        (lambda f: f["steps"].reverse(), "step 0"),
-        (lambda f: f["steps"][0]["sends"].append([1, 1, 2]), "step 0"),  # one link, twice in one round
-    ],
-)
-def test_wrong_algorithms_of_sccl_are_wrong(spoil: Callable[[dict[str, Any]], object], message: str) -> None:
-    found = ring_of_four()
-    spoil(found)
-    judged = peers_rows.quality(peers_sccl.read(found, asked("ring:4")))
-    assert (judged["verdict"], judged["verified"]) == ("wrong", False)
-    assert message in judged["why"]
-
-
 def test_an_address_of_no_chunk_is_told() -> None:
     found = ring_of_four()
     found["steps"][1]["sends"].append([9, 0, 1])
@@ -314,13 +280,6 @@ call_seconds 0.000300000
 """
 
 
-def test_sends_of_tacos_are_a_correct_schedule_at_the_rate_of_its_time() -> None:
-    seconds, (algorithm,) = peers_tacos.read(TRIANGLE, asked("ring:3"), 1)
-    assert (seconds, algorithm.claimed, algorithm.schedule.rounds) == (0.0003, 3, (1,))
-    replayed = verify(algorithm.schedule)
-    assert (replayed.errors, replayed.rate) == ((), 3)
-
-
 def test_chunks_of_tacos_belong_to_the_rank_modulo_the_ranks() -> None:
     """A cable of two ranks, two chunks each: 0 and 2 are rank 0's."""
     output = "".join(
@@ -333,16 +292,7 @@ def test_chunks_of_tacos_belong_to_the_rank_modulo_the_ranks() -> None:
     assert verify(algorithm.schedule).correct
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("send 2 2 1", "sent 2 2 1", "printed 'sent 2 2 1 .* neither a send nor a time"),
-        ("send 2 2 1 0.0", "send 2 2 1 40.0", "keeps no beat of 1048.576 us"),
-        ("1 0 0.000000000 1048.576", "1 0 0.000000000 1040.576", "keeps no beat"),
-        ("send 2 2 1", "send 3 2 1", "chunk must be in 0..2, got 3"),
-        ("call_seconds 0.000300000\n", "", "call_seconds"),
-    ],
-)
+@refuses("before", "after", "message")
 def test_what_is_no_answer_of_tacos_is_told(before: str, after: str, message: str) -> None:
     assert before in TRIANGLE
     with pytest.raises((ValueError, KeyError), match=message):
@@ -549,14 +499,7 @@ def test_without_a_peer_there_is_one_line_and_exit_2(capsys: pytest.CaptureFixtu
     assert told.err.startswith("peers: give at least one checkout: --sccl PATH")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("sccl", "must be a checkout of msccl-tools"),
-        ("forestcoll", "must be a checkout of ForestColl with pipeline_allgather.py"),
-        ("tacos", "must hold build/bin/tacos-sends"),
-    ],
-)
+@refuses("name", "message")
 def test_a_folder_that_is_no_checkout_is_refused(
     name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,22 +61,6 @@ def test_exponents_are_slopes_from_64_ranks_on() -> None:
     assert found["square"] == {"seconds": pytest.approx(2), "peak_MB": pytest.approx(1)}
 
 
-def test_every_case_is_of_the_catalog_and_asked_once() -> None:
-    chosen = [*cases.targets(), *cases.others(), *cases.growth()]
-    keys = [(case.spec, case.kind, case.method, case.faults, case.family) for case in chosen]
-    assert len(set(keys)) == len(keys)
-    assert {case.method for case in chosen} == {
-        cases.SYMMETRIC,
-        cases.WRITTEN_OUT,
-        cases.REPAIR,
-        cases.PARTLY,
-        cases.SEARCHED,
-        cases.GROUPS,
-    }
-    small = [case for case in chosen if case.spec in {"dgx-a100:boxes=2", "torus:4x4"}]
-    assert all(topologies.load(case.spec).ranks == 16 for case in small)
-
-
 def test_faults_are_drawn_by_their_seed() -> None:
     healthy = topologies.load("dgx-a100:boxes=4")
     first, again, other = (children.faulty(healthy, f"both:5:3:{seed}") for seed in (1, 1, 2))
@@ -107,23 +91,3 @@ def test_a_child_shares_a_fabric_among_groups() -> None:
     answer = children._shared(case)
     assert (answer["groups"], answer["written"], answer["correct"], answer["optimal"]) == (4, 1, True, True)
     assert answer["rate"] == answer["bound"]
-
-
-def row(**more: Any) -> dict[str, Any]:
-    return {
-        "topology": "torus:4x4",
-        "title": "torus 4x4",
-        "collective": "allgather",
-        "method": "symmetric",
-        "faults": "",
-        "ranks": 16,
-        "seconds": 0.25,
-        "peak_MB": 120.0,
-        "target_seconds": 2,
-        "kept": True,
-        "optimal": True,
-        "share_of_bound": 1.0,
-        "height": 4,
-        "timed_out": False,
-        **more,
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from arborcast import topologies
 from arborcast.bench import testbed
-from arborcast.bench.contest import ranks as contest_ranks
 from arborcast.bench.contest.cases import (
     CASES,
     KINDS,
@@ -31,6 +29,7 @@ from arborcast.synth.api import solve
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.simulation.simulator import simulate
+from tests.support.refusals import refuses
 
 WHY_NOT = why_not()
 needs_root = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
@@ -157,26 +156,6 @@ def test_rows_are_worked_out_of_what_ranks_saw() -> None:
     assert [row["cpu_limited"] for row in (gloo, ring, trees)] == [False, True, False]
     assert gloo["steps"] is None
     assert trees["steps"] == 2
-
-
-def test_the_wait_for_the_begin_is_not_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a third of a short run, and would hide that the processors had nothing left."""
-    begin = time.perf_counter() + contest_ranks.LEAD_S
-    looked: list[float] = []
-
-    def look() -> tuple[float, float]:
-        looked.append(time.perf_counter())
-        return 0.0, 0.0
-
-    participant = object.__new__(contest_ranks.Participant)
-    participant.order = order_of("full:2", "allreduce", 8, "gloo")
-    participant.data = Data(participant.order, 0)
-    monkeypatch.setattr(participant, "_agree_on_begin", lambda: begin)
-    monkeypatch.setattr(contest_ranks, "_processors", look)
-    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
-    participant.timed(lambda: participant.data.output.copy_(participant.data._payload.expected), "nothing")
-    assert looked[0] >= begin - contest_ranks.LOOK_S
-    assert looked[1] >= begin
 
 
 def test_a_link_that_delivers_less_lowers_the_limit() -> None:
@@ -316,16 +295,7 @@ def test_a_wrong_result_ends_the_run(monkeypatch: pytest.MonkeyPatch, hasty: Non
 # --------------------------------------------------------------------------------------- the command
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--only torus:3x3", "torus:3x3: needs --mbit, the rate of its slowest link"),
-        ("--only nothing --mbit 5", "topology 'nothing': is neither in the catalog nor a file"),
-        ("--ranks 0,1", "--ranks: is for the topology of --only, and there is none"),
-        ("--runs 4", "--runs 4: results that are kept need at least 5; or say --json PATH"),
-        ("--sizes 0", "argument --sizes: size '0': must be"),
-    ],
-)
+@refuses("words", "message")
 def test_wrong_words_end_with_one_line(
     words: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,12 +61,6 @@ def test_a_star_that_loops_back_by_lengths_of_one(ranks):
     assert bound(fabric, collective).rate == certified_rate(fabric, collective, dual)
 
 
-@pytest.mark.parametrize(("port", "rate"), [(450, Fraction(400)), (200, Fraction(1600, 9))])
-def test_eight_gpus_with_nvlink_sharp(port, rate):
-    fabric = star(8, port, **LOOPS)
-    assert bound(fabric, Collective.on(fabric, "allreduce")).rate == rate
-
-
 @pytest.mark.parametrize("abilities", [BOTH, TURNS])
 @pytest.mark.parametrize(("between", "rate"), [(2, 1), (1, 1), (Fraction(1, 2), Fraction(1, 2))])
 def test_two_stars_need_of_the_cable_between_what_they_sum(between, rate, abilities):

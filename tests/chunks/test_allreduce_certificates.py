@@ -132,12 +132,6 @@ AHEAD = tuple(
 WHOLE = PairDual(EIGHTHS, ((0, 1, AHEAD),), ((1, 0, 2, 3),))
 
 
-def test_a_drawn_pair() -> None:
-    """Each way from 0 to 1 passes two links of 1/8, and the pair stands for that from 1 to 0, too."""
-    assert certified_ratio(BETWEEN, 2, WHOLE) == 2 * Fraction(2, 8)
-    assert certified_ratio(BETWEEN, 2, replace(WHOLE, symmetries=())) == Fraction(2, 8)
-
-
 def test_a_length_may_be_zero() -> None:
     nothing = (0, WAYS.index((1, 2)), Fraction(0))
     more = replace(WHOLE, pairs=((0, 1, (*AHEAD, nothing)),))
@@ -241,14 +235,6 @@ def test_less_than_the_only_message_costs_is_proved_too() -> None:
     lengths = ((Fraction(2, 3), Fraction(0)),)
     for cost in (Fraction(1, 3), Fraction(2, 3)):
         assert certified_ratio(pair, 1, MessageDual(lengths, cost)) == cost
-
-
-def test_what_is_passed_on_has_come_before() -> None:
-    """Ends tell the middle in the first step for 1/2 each; it has their news to pass on in the second."""
-    free = (Fraction(0),) * 4
-    lengths = OUTWARD, free
-    assert least_cost(LINE, lengths) == 1
-    assert certified_ratio(LINE, 2, MessageDual(lengths, Fraction(1))) == 1
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,12 @@ from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.symmetry.permutations import identity
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
-from tests.support.allreduce_search import can_be_done
+from tests.fuzzing.chunk_search import exists
+from tests.support.allreduce_search import can_spread
 from tests.support.chunk_problems import sums_on
 from tests.support.deadlock import check_deadlock
 from tests.support.interpreter import Freedom, interpret
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 from tests.support.strategies import topologies
 
 Triples = list[tuple[int, int, int]]
@@ -191,20 +192,20 @@ def agrees(fabric: Topology, size: tuple[int, int, int]) -> None:
     chunks, steps, spare = size
     problem = sums_on(fabric)
     found, excluded = searched(fabric, chunks, steps, steps + spare)
-    assert found == can_be_done(problem, "sums", chunks, steps, steps + spare)
-    assert excluded != can_be_done(problem, "spread", chunks, steps, steps + spare)
+    assert found == exists(fabric, Collective.on(fabric, "allreduce"), chunks, steps, steps + spare)
+    assert excluded != can_spread(problem, chunks, steps, steps + spare)
 
 
 @settings(max_examples=10)
 @given(topologies(max_ranks=3, switches=0, max_bandwidth=2), INSTANCES)
-def test_searches_agree_with_brute_force(fabric: Topology, size: tuple[int, int, int]) -> None:
+def test_searches_agree_with_references(fabric: Topology, size: tuple[int, int, int]) -> None:
     agrees(fabric, size)
 
 
 @pytest.mark.long
 @settings(max_examples=60)
 @given(topologies(max_ranks=3, switches=1, symmetric=False, max_bandwidth=2), INSTANCES)
-def test_searches_agree_with_brute_force_where_links_differ(
+def test_searches_agree_with_references_where_links_differ(
     fabric: Topology, size: tuple[int, int, int]
 ) -> None:
     agrees(fabric, size)
@@ -217,7 +218,7 @@ def test_what_is_proved_holds_for_several_partial_sums(fabric: Topology, size: t
     problem = sums_on(fabric)
     rounds = steps + min(spare, 1)
     found, excluded = searched(fabric, 1, steps, rounds)
-    several = can_be_done(problem, "several", 1, steps, rounds)
+    several = exists(fabric, Collective.on(fabric, "allreduce"), 1, steps, rounds, several=True)
     assert several or not found
     assert not (several and excluded)
     if problem.latency is not None and problem.latency <= steps:
@@ -230,7 +231,7 @@ def test_what_is_proved_holds_for_several_partial_sums(fabric: Topology, size: t
 @given(
     topologies(max_ranks=4, switches=0, max_bandwidth=1, min_ranks=4), st.integers(1, 3), st.integers(0, 1)
 )
-def test_searches_agree_with_brute_force_on_four_ranks(fabric: Topology, steps: int, spare: int) -> None:
+def test_searches_agree_with_references_on_four_ranks(fabric: Topology, steps: int, spare: int) -> None:
     agrees(fabric, (1, steps, spare))
 
 
@@ -335,10 +336,7 @@ def test_one_size_searched_as_it_is(spec: str, size: tuple[int, int, int]) -> No
     runs_everywhere(schedule)
 
 
-@pytest.mark.parametrize(
-    ("spec", "size", "method", "message"),
-    refusals(__file__, "test_none_says_over_which_schedules"),
-)
+@refuses("spec", "size", "method", "message")
 def test_none_says_over_which_schedules(
     spec: str, size: tuple[int, int, int], method: str, message: str
 ) -> None:

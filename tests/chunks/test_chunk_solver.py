@@ -14,7 +14,7 @@ from arborcast.synth.errors import InfeasibleError, InputError, Prover, SolverDi
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 
 METHODS = ("smt", "ilp", "sat")
 
@@ -114,9 +114,7 @@ def test_who_refutes_compositions_is_said_and_proves_nothing_of_other_schedules(
     assert synth.verify(found).correct
 
 
-@pytest.mark.parametrize(
-    ("kind", "method", "size", "message"), refusals(__file__, "test_limits_answer_before_any_solver")
-)
+@refuses("kind", "method", "size", "message")
 def test_limits_answer_before_any_solver(
     kind: str, method: str, size: tuple[int, int, int], message: str
 ) -> None:
@@ -134,9 +132,7 @@ def test_a_solver_out_of_memory_is_no_answer(monkeypatch: pytest.MonkeyPatch) ->
         solve("dgx1", "allgather", "sat", (2, 2, 3))
 
 
-@pytest.mark.parametrize(
-    ("kind", "method", "knobs", "message"), refusals(__file__, "test_what_is_missing_or_foreign_is_refused")
-)
+@refuses("kind", "method", "knobs", "message")
 def test_what_is_missing_or_foreign_is_refused(
     kind: str, method: str, knobs: dict[str, Any], message: str
 ) -> None:

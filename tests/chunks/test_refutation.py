@@ -29,9 +29,9 @@ from arborcast.synth.errors import InfeasibleError, InputError, Prover, SolverDi
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from tests.chunks.test_encodings import instances
-from tests.support.allreduce_search import can_be_done
-from tests.support.chunk_problems import sums_on
-from tests.support.chunk_replay import brute_force, instance_of, replay
+from tests.support.allreduce_search import can_spread
+from tests.support.chunk_problems import exists, sums_on
+from tests.support.chunk_replay import instance_of, replay
 from tests.support.strategies import topologies
 
 NONE = [
@@ -119,13 +119,13 @@ def understood(formula: str, model: set[int]) -> tuple[list[int], list[OrbitSend
 
 @settings(max_examples=150, deadline=None)
 @given(instances(most_arrivals=8, max_ranks=5, chunks=3), st.booleans())
-def test_a_formula_says_by_its_comments_what_brute_force_finds(instance: Instance, ordered: bool) -> None:
+def test_a_formula_says_by_its_comments_what_another_finds(instance: Instance, ordered: bool) -> None:
     problem = instance.orbits.problem
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(boolean, "is_ordered", lambda orbits: ordered)
         formula = formula_text(Formula(instance), "drawn")
     with Minisat22(bootstrap_with=CNF(from_string=formula)) as solver:
-        assert solver.solve() == brute_force(problem, instance.orbits.chunks, instance.steps, instance.rounds)
+        assert solver.solve() == exists(problem, instance.orbits.chunks, instance.steps, instance.rounds)
         model = {literal for literal in solver.get_model() or () if literal > 0}
     if not model:
         refuted = refute(instance, "drawn")
@@ -158,7 +158,7 @@ def test_a_formula_of_an_allreduce_says_by_its_comments_what_brute_force_finds(
     instance = Instance(SumOrbits.trivial(problem, chunks), steps, rounds)
     formula = formula_text(SpreadFormula(instance), "drawn")
     with Minisat22(bootstrap_with=CNF(from_string=formula)) as solver:
-        can_be = can_be_done(problem, "spread", chunks, steps, rounds)
+        can_be = can_spread(problem, chunks, steps, rounds)
         assert solver.solve() == can_be
         model = {literal for literal in solver.get_model() or () if literal > 0}
     refuted = refute(instance, "drawn")

@@ -24,8 +24,8 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.collective import Collective, Demand
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Link, Topology
-from tests.support.chunk_problems import problem_of, small_problems
-from tests.support.timed_trees import all_trees, cost, least_ratio
+from tests.support.chunk_problems import least_ratio, problem_of, small_problems
+from tests.support.timed_trees import all_trees, cost
 
 HALF = Fraction(1, 2)
 
@@ -104,8 +104,8 @@ def test_no_lengths_prove_more_than_the_best_packing(data):
     shares = tuple(tuple(tuple(length / most for length in row) for row in each) for each in (table, other))
     assigned = tuple(tuple(target % 2 for target in demand.targets) for demand in problem.demands)
     truth = least_ratio(problem, steps)
-    assert certified_ratio(problem, steps, TreeDual(frozen(table))) <= truth + 1e-7
-    assert certified_ratio(problem, steps, PathDual(shares, assigned)) <= truth + 1e-7
+    assert certified_ratio(problem, steps, TreeDual(frozen(table))) <= truth
+    assert certified_ratio(problem, steps, PathDual(shares, assigned)) <= truth
 
 
 @given(st.data())
@@ -132,30 +132,6 @@ BROADCAST = problem_of(LINE, "broadcast")
 
 def paths(*shares: list[list[Any]], assigned: tuple[tuple[int, ...], ...] = ((0, 1),)) -> PathDual:
     return PathDual(tuple(map(frozen, shares)), assigned)
-
-
-def test_drawn_lengths():
-    """All must pass 0 -> 1 in the first step, and 1 -> 2 in the second, at 1 and 2 chunks a round."""
-    #              0 -> 1       1 -> 2
-    lengths = [[Fraction(1), Fraction(0)], [Fraction(0), HALF]]
-    assert certified_ratio(BROADCAST, 2, TreeDual(frozen(lengths))) == Fraction(3, 2)
-    nothing = [[Fraction(0)] * 2] * 2
-    assert certified_ratio(BROADCAST, 2, paths(nothing, lengths)) == Fraction(3, 2)
-    # To rank 1 the second step serves as well, at no length.
-    assert certified_ratio(BROADCAST, 2, paths(lengths, nothing)) == 0
-    # With a third step each link can be passed where its length is 0.
-    spare = [*lengths, [Fraction(0), Fraction(0)]]
-    assert certified_ratio(BROADCAST, 3, TreeDual(frozen(spare))) == 0
-
-
-def test_sources_divide_the_targets_between_them():
-    """A line 1 <- 0 - 2 -> 3 with the block at 0 and 2: crossing the middle is never worth it."""
-    hops = [(0, 1), (0, 2), (2, 0), (2, 3)]
-    line = Topology.build("line", 4, [Link(u, v, Fraction(1)) for u, v in hops])
-    problem = ChunkProblem.of(line, Collective.custom(line, [Demand(frozenset({0, 2}), frozenset({1, 3}))]))
-    each = (Fraction(1, 4),) * 4
-    assert certified_ratio(problem, 1, TreeDual((each,))) == HALF
-    assert certified_ratio(problem, 3, TreeDual((each,) * 3)) == HALF
 
 
 ZERO = [[Fraction(0), Fraction(0)], [Fraction(0), Fraction(0)]]
@@ -360,22 +336,6 @@ def test_many_that_nothing_reaches_add_up_to_no_small_number():
         length = Fraction((1 << bits) - 1, 180 << bits)
         with pytest.raises(InputError, match="demand 0: its targets cannot all be reached in 1 steps"):
             certified_ratio(problem, 1, TreeDual(((length,) * 180,)))
-
-
-def test_every_rank_of_many_may_be_a_target():
-    """A ring of 15 in 7 steps: a tree takes 14 of 30 links, each of which is worth 1/30 in one step."""
-    problem = problem_of(f"ring:{MOST_TREE_TARGETS + 3}")
-    lengths = TreeDual(((Fraction(1, 30),) * 30,) * 7)
-    assert certified_ratio(problem, 7, lengths) == 15 * Fraction(14, 30)
-    with pytest.raises(InputError, match="cannot all be reached in 6 steps"):
-        certified_ratio(problem, 6, TreeDual(lengths.lengths[1:]))
-
-
-def test_the_most_targets_that_are_possible():
-    """A ring of 13: each tree takes 12 of 26 links, each of which is worth 1/26 in one of 6 steps."""
-    problem = problem_of(f"ring:{MOST_TREE_TARGETS + 1}", "broadcast")
-    lengths = TreeDual(((Fraction(1, 26),) * 26,) * 6)
-    assert certified_ratio(problem, 6, lengths) == Fraction(12, 26)
 
 
 def test_a_static_limit_is_not_for_a_problem():

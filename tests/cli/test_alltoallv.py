@@ -9,7 +9,7 @@ import pytest
 
 from arborcast import synth
 from tests.support.commands import Command, refused
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 
 
 @pytest.mark.parametrize(
@@ -30,10 +30,7 @@ def test_a_matrix_from_a_file(command: Command, tmp_path: Path, name: str, text:
     assert "0.002 us busiest link" in words
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    refusals(__file__, "test_what_is_no_matrix"),
-)
+@refuses("text", "message")
 def test_what_is_no_matrix(command: Command, tmp_path: Path, text: str, message: str) -> None:
     matrix = tmp_path / "m.csv"
     matrix.write_text(text)

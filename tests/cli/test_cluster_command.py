@@ -15,7 +15,7 @@ from arborcast.topologies import Nic, load, load_machine
 from arborcast.topologies.readers.topology_documents import parse_document
 from tests.support.commands import Command, refused
 from tests.support.nccl_files import busid, gpu, nic, system
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 
 PAIR = """
 name: pair
@@ -150,10 +150,7 @@ def test_a_cluster_file_names_unequal_hosts(command: Command, host: Path, tmp_pa
     assert names == ["leaf0", "leaf1", "core"]
 
 
-@pytest.mark.parametrize(
-    ("text", "facts"),
-    refusals(__file__, "test_wrong_cluster_files"),
-)
+@refuses("text", "facts")
 def test_wrong_cluster_files(command: Command, tmp_path: Path, text: str, facts: list[str]) -> None:
     asked = tmp_path / "mixed.yaml"
     asked.write_text(text)
@@ -219,19 +216,13 @@ def test_a_file_that_only_looks_shown_is_still_checked(command: Command, tmp_pat
     refused(command("show", str(file)), "picture")
 
 
-@pytest.mark.parametrize(
-    ("gpu", "message"),
-    refusals(__file__, "test_wrong_gpus_of_a_file"),
-)
+@refuses("gpu", "message")
 def test_wrong_gpus_of_a_file(command: Command, host: Path, gpu: str, message: str) -> None:
     host.write_text(f"gpu: {gpu}\n{PAIR}")
     refused(command("show", str(host)), "pair.yaml: ", message)
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    refusals(__file__, "test_wrong_machines_in_a_file"),
-)
+@refuses("more", "message")
 def test_wrong_machines_in_a_file(host: Path, more: str, message: str) -> None:
     host.write_text(f"{more}\n{PAIR}")
     with pytest.raises(TopologyError, match=f"pair.yaml: {message}"):

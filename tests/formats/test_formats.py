@@ -33,7 +33,7 @@ from arborcast.synth.formats.numerals import parse_number, shorten
 from arborcast.synth.formats.reading import parse_json, read_text
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Link, Switch, Topology
-from tests.support.refusals import refusals
+from tests.support.refusals import refusals, refuses
 from tests.support.strategies import collectives, topologies
 
 # Two ranks on a switch: the file of a broadcast over it, to the letter of the design.
@@ -241,10 +241,7 @@ def test_transfers_that_end_at_switches_are_of_the_second_version(tmp_path: Path
         schedule_from_document({**SWITCHED, "format": "arborcast.schedule/1"}, "f")
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    refusals(__file__, "test_wrong_ends_at_switches"),
-)
+@refuses("path", "value", "message")
 def test_wrong_ends_at_switches(path: tuple[str | int, ...], value: object, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         schedule_from_document(_with(SWITCHED, ("transfers", *path), value), "f")
@@ -301,10 +298,7 @@ def test_wrong_topology_documents(path: tuple[str | int, ...], value: object, me
 # --- schedule documents -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    refusals(__file__, "test_wrong_schedule_documents"),
-)
+@refuses("path", "value", "message")
 def test_wrong_schedule_documents(path: tuple[str | int, ...], value: object, message: str) -> None:
     with pytest.raises(ScheduleError, match=message) as caught:
         schedule_from_document(_with(DOCUMENT, path, value), "f")

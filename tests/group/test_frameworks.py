@@ -45,8 +45,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 # float16 or bfloat16, one such sum may be off by 2**-11 or 2**-8 of itself.
 TOLERANCE = 1e-6
 TOLERANCES = {"fp16 hook": 1e-4, "bf16 hook": 1e-3}
-# A barrier moves no data; gloo exchanges parts of several sizes, and gathers the parts of a ShardedTensor.
-WITHOUT_SCHEDULES = {"barrier", "uneven exchange", "sharded tensor"}
+# Gloo exchanges parts of several sizes, and gathers the parts of a ShardedTensor.
+WITHOUT_SCHEDULES = {"uneven exchange", "sharded tensor"}
 
 
 @dataclass(frozen=True)

@@ -199,32 +199,6 @@ def test_barriers_among_calls(rank: int, size: int) -> None:
 
 
 @ranks.check
-def test_two_groups_from_two_threads(rank: int, size: int) -> None:
-    groups = [dist.new_group(), dist.new_group()]
-    errors: list[BaseException] = []
-
-    def work(group: Any, salt: int) -> None:
-        try:
-            chance = random.Random(salt)
-            for call in range(40):
-                count = chance.choice([1, 100, 5000, 40_000])
-                tensor = values(rank, count, salt=salt + call)
-                dist.all_reduce(tensor, group=group)
-                assert torch.equal(tensor, total(size, count, salt + call))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(group, 100 * n)) for n, group in enumerate(groups)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    assert [counted(group) for group in groups] == [40, 40]
-
-
-@ranks.check
 def test_callbacks_may_call(rank: int, size: int) -> None:
     """A callback may call and wait, as PowerSGD's does, or send off another call."""
 

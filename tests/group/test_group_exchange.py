@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -161,15 +160,6 @@ def test_real_processes_share_what_rank_0_finds() -> None:
         ("InputError", "allreduce: needs at least 2 ranks, got 1"),
         ("TimedOutError", "allreduce on ring:64: there was no schedule within 0.01 s"),
     ]
-
-
-def test_shares_of_any_size_are_exact_on_the_way() -> None:
-    third = small_table().entries[0].schedule.chunks[0].share
-    assert third == Fraction(1, 3)
-    store = dist.HashStore()
-    share_table(store, "key", 0, small_table)
-    table = share_table(store, "key", 1, nobody_asks)
-    assert table is not None and table.entries[0].schedule.chunks[0].share == third
 
 
 def forged() -> bytes:

@@ -14,7 +14,7 @@ from arborcast.backends import Options
 from arborcast.backends import options as module
 from arborcast.synth.errors import InputError
 from arborcast.topologies import load
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 
 
 def test_every_variable_is_read() -> None:
@@ -61,9 +61,7 @@ def test_code_wins_field_by_field() -> None:
     assert Options(topology=topology).merged(environ).topology is topology
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "message"), refusals(__file__, "test_a_variable_that_breaks_a_rule")
-)
+@refuses("variable", "value", "message")
 def test_a_variable_that_breaks_a_rule(variable: str, value: str, message: str) -> None:
     for read in (Options.from_environment, Options().merged):
         with pytest.raises(InputError, match=message) as caught:
@@ -71,7 +69,7 @@ def test_a_variable_that_breaks_a_rule(variable: str, value: str, message: str) 
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("field", "value", "message"), refusals(__file__, "test_a_field_that_breaks_a_rule"))
+@refuses("field", "value", "message")
 def test_a_field_that_breaks_a_rule(field: str, value: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Options(**{field: value})  # type: ignore[arg-type]

@@ -310,11 +310,3 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.splitlines() == ["main runs", "ring False"]
-
-
-def test_a_table_for_the_same_question_is_the_same_bytes() -> None:
-    first, second = (
-        synthesize_table(RING, Kind.ALLREDUCE, None, Options(deadline_s=200, cache=False)) for _ in range(2)
-    )
-    assert first.digest == second.digest
-    assert ScheduleTable.from_bytes(first.to_bytes(), "x") == second

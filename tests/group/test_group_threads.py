@@ -89,14 +89,6 @@ def test_a_group_can_be_made_while_gloo_connects_for_another() -> None:
 
 
 @ranks.check
-def test_a_barrier_comes_after_the_calls_before_it(rank: int, size: int) -> None:
-    for count in (8, 1 << 22):
-        work = dist.all_reduce(torch.ones(count), async_op=True)
-        dist.barrier()
-        assert work.is_completed()
-
-
-@ranks.check
 def test_large_and_small_calls_are_the_same_to_autograd(rank: int, size: int) -> None:
     for group in (dist.group.WORLD, dist.new_group(backend="gloo")):
         for count in (8, COUNT):

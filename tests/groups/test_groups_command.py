@@ -10,7 +10,7 @@ import pytest
 from arborcast.synth.cli import app as cli
 from arborcast.synth.groups import verify_groups
 from arborcast.synth.groups.group_folder import read_groups
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 
 
 @pytest.fixture
@@ -52,10 +52,7 @@ def test_a_table_for_people(synth_groups):
     assert "of alone" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    refusals(__file__, "test_wrong_input_is_one_line"),
-)  # fmt: skip
+@refuses("arguments", "message")  # fmt: skip
 def test_wrong_input_is_one_line(synth_groups, arguments, message):
     code, out, err = synth_groups("ring:4", *arguments)
     assert (code, out) == (2, "")

@@ -14,6 +14,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.schedule import Chunk, Transfer
 from tests.support.drawn_implicit import circulant, implicit
 from tests.support.drawn_schedules import make, ring_allreduce
+from tests.support.refusals import refuses
 
 CHAIN = make(
     "reduce", [Chunk(Fraction(1), 0)], [Transfer(0, 2, 1, 0, True), Transfer(0, 1, 0, 1, True)], total=3
@@ -84,16 +85,7 @@ def test_pieces_are_those_of_a_run() -> None:
     assert program == lower_rank(ring_allreduce(4), 0, 2 << 20, pieces=4)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"rank": 3}, r"rank 3: must be in 0..2, the ranks of full-3"),
-        ({"rank": -1}, r"rank -1: must be in 0..2"),
-        ({"size_bytes": -4}, r"size: must be at least 0 bytes, got -4"),
-        ({"dtype": "int8"}, r"type int8: must be one of float32, float64, bfloat16, int64"),
-        ({"pieces": 0}, r"pieces: must be at least 1, got 0"),
-    ],
-)
+@refuses("arguments", "message")
 def test_what_there_is_not_is_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         program_of(CHAIN, **{"rank": 0, "size_bytes": 8, **arguments})  # type: ignore[arg-type]

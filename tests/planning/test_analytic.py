@@ -18,7 +18,7 @@ from arborcast.pipeline.costs.measured import profile
 from arborcast.pipeline.errors import ProfileError
 from arborcast.pipeline.model.divisible import Divisible
 from arborcast.topologies.gpus import GPUS
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 
 ROUND = DeviceRates(
     "round", {"float32": 1e12}, 100, 2**30, efficiency=0.5, memory_efficiency=0.5, launch_us=3
@@ -209,7 +209,7 @@ def test_devices_by_name():
         device_named("k8")
 
 
-@pytest.mark.parametrize(("change", "message"), refusals(__file__, "test_devices_refused"))
+@refuses("change", "message")
 def test_devices_refused(change, message):
     with pytest.raises(ProfileError, match=f"device v100: {message}"):
         dataclasses.replace(V100, **change)

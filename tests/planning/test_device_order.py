@@ -76,18 +76,6 @@ def test_neighbours_in_the_order_are_linked(spec):
         assert (a, b) in topology.bandwidth
 
 
-def test_boxes_stay_together():
-    order = device_order(topologies.load("dgx-a100:boxes=2"))
-    assert set(order[:8]) == set(range(8))
-
-
-def test_ranks_over_narrow_links_are_cut_apart():
-    # Two pairs with 10 GB/s inside and 1 GB/s between: the cut of weight 2 + 2 goes between the pairs.
-    topology = wired(4, {(0, 2): 10, (1, 3): 10, (2, 1): 1, (0, 3): 1})
-    assert minimum_cut(range(4), path_weights(LinkCosts(topology))) == ((0, 2), (1, 3))
-    assert device_order(topology) == (0, 2, 1, 3)
-
-
 def test_weights_are_exact_and_go_through_switches_only():
     # 0 - switch - 1 at 1/3 and 1/2 GB/s, narrowest 1/3 each way; 1 - 2 at 1/7; 0 to 2 leads through rank 1.
     rates = {(0, 3): Fraction(1, 3), (3, 1): Fraction(1, 2), (1, 2): Fraction(1, 7)}

@@ -17,7 +17,7 @@ from arborcast.pipeline.order.one_forward_one_backward import one_forward_one_ba
 from arborcast.pipeline.order.pass_messages import WorkerStep, with_messages
 from arborcast.pipeline.order.zero_bubble import zb_h1, zb_v
 from tests.support.blocking_sends import check_order
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 
 CAPPED = gpipe, one_forward_one_backward, list_order
 """Those that a cap may be put on."""
@@ -131,24 +131,6 @@ def test_nothing_deadlocks_in_any_order_that_can_be_done_and_results_are_sent_at
                 assert before.action == it.action or before.kind == "receive"
 
 
-def test_one_pass_ahead_is_not_enough_for_the_list_order():
-    """Why receives are placed by a run: posted exactly one pass ahead, stages wait for each other."""
-    order = list_order(3, 8)
-    steps = []
-    for stage, actions in enumerate(order):
-        own = []
-        for index, action in enumerate(actions):
-            for later in actions[index : index + 2] if index == 0 else actions[index + 1 : index + 2]:
-                if 0 <= (stage - 1 if later.phase is Phase.FORWARD else stage + 1) < 3:
-                    own.append(WorkerStep("receive", later))
-            own.append(WorkerStep("compute", action))
-            if 0 <= (stage + 1 if action.phase is Phase.FORWARD else stage - 1) < 3:
-                own.append(WorkerStep("send", action))
-        steps.append(tuple(own))
-    with pytest.raises(PlanError, match="stages must not wait for each other"):
-        check_order(steps)
-
-
 GOOD = drawn("F0 F0> +B0 F1 F1> +B1 B0 B1", "+F0 F0 +F1 B0 B0> F1 B1 B1>")
 
 
@@ -164,7 +146,7 @@ def test_the_check_accepts_a_drawn_order():
     check_order(drawn("F0 B0 F1 B1"))
 
 
-@pytest.mark.parametrize(("lines", "message"), refusals(__file__, "test_the_check_refuses"))
+@refuses("lines", "message")
 def test_the_check_refuses(lines, message):
     with pytest.raises(PlanError, match=re.escape(message)):
         check_order(drawn(*lines))

@@ -15,7 +15,7 @@ from arborcast.pipeline.order.list_order import list_order
 from arborcast.pipeline.order.one_forward_one_backward import one_forward_one_backward
 from arborcast.pipeline.order.zero_bubble import zb_h1, zb_v
 from arborcast.pipeline.stages import Plan
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 
 SIZES = list(product(range(1, 7), range(1, 13)))
 """Stages and microbatches."""
@@ -46,18 +46,6 @@ def test_1f1b_warms_up_and_alternates():
 
 def test_1f1b_with_fewer_microbatches_than_stages():
     assert one_forward_one_backward(4, 2) == drawn("F0 F1 B0 B1", "F0 F1 B0 B1", "F0 F1 B0 B1", "F0 B0 F1 B1")
-
-
-def test_the_list_order_keeps_four_more_per_stage():
-    assert list_order(2, 7) == drawn(
-        "F0 F1 F2 F3 F4 B0 F5 B1 F6 B2 B3 B4 B5 B6",
-        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6",
-    )
-    assert list_order(3, 7) == drawn(
-        "F0 F1 F2 F3 F4 F5 F6 B0 B1 B2 B3 B4 B5 B6",
-        "F0 F1 F2 F3 F4 B0 F5 B1 F6 B2 B3 B4 B5 B6",
-        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6",
-    )
 
 
 def test_microbatches_in_flight_of_four_stages():
@@ -252,9 +240,7 @@ def test_the_order_of_a_plan():
     assert Plan(around, 6, order="interleaved").ranks == (0, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "more", "message"), refusals(__file__, "test_plans_that_an_order_cannot_carry_out")
-)
+@refuses("ranks", "more", "message")
 def test_plans_that_an_order_cannot_carry_out(ranks, more, message):
     with pytest.raises(PlanError, match=re.escape(f"plan: {message}")):
         Plan([(index, index + 1, it) for index, it in enumerate(ranks)], 4, **more)

@@ -30,7 +30,7 @@ from arborcast.pipeline.stages import Plan, Stage
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.reading import parse_json
 from tests.support.planning_cases import model
-from tests.support.refusals import refusals
+from tests.support.refusals import refusals, refuses
 
 times = st.just(0.0) | st.floats(1e-9, 1e12)
 sizes = st.integers(0, 1 << 50)
@@ -167,7 +167,7 @@ def test_plans_whose_operators_are_divided_come_back(tmp_path: Path) -> None:
         plan_from_document(document | {"order": "1f1b"}, "plan.json")
 
 
-@pytest.mark.parametrize(("change", "message"), refusals(__file__, "test_wrong_plans_are_one_line"))
+@refuses("change", "message")
 def test_wrong_plans_are_one_line(change: dict[str, object], message: str) -> None:
     with pytest.raises(PlanError, match=message) as caught:
         plan_from_document(written(plan_to_document(PLAN) | change), "plan.json")

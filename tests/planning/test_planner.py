@@ -29,7 +29,7 @@ from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Topology
 from tests.support.planning_cases import MB, PLANNED, model, profiles, wired
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 from tests.support.strategies import topologies as drawn_topologies
 
 
@@ -265,7 +265,7 @@ def test_a_network_with_software_costs_is_used():
     assert len(made.ranks) == 1
 
 
-@pytest.mark.parametrize(("asked", "error", "message"), refusals(__file__, "test_wrong_input_is_refused"))
+@refuses("asked", "error", "message")
 def test_wrong_input_is_refused(asked, error, message):
     if "network" in asked:
         asked = {"network": LinkCosts(topologies.load(asked["network"]))}

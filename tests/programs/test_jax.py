@@ -39,6 +39,7 @@ from arborcast.topologies import load
 from tests.support.commands import Command, refused
 from tests.support.definition import define
 from tests.support.drawn_schedules import schedules
+from tests.support.refusals import refuses
 
 Numbers = npt.NDArray[np.int64]
 has_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
@@ -288,47 +289,7 @@ def test_a_ring_of_somebody_else_is_its_schedule(tmp_path: Path, command: Comman
     refused(command("run", words[0]), "holds a schedule, no program")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (", [2, 0]]", "]", "element 2 of the result must be part 2 of ranks 2, got no sum"),
-        (
-            "%2, %1, dim",
-            "%1, %2, dim",
-            "element 1 of the result must be part 1 of ranks 1, got part 2 of ranks 2",
-        ),
-        ("[1, 2], [2, 0]]", "[1, 2], [2, 1]]", "line 5: collective_permute: rank 1 receives twice"),
-        (
-            "[1, 2], [2, 0]]",
-            "[1, 2], [2, 3]]",
-            "line 5: collective_permute: rank 3 receives twice, or is beyond 2",
-        ),
-        ("stablehlo.concatenate %arg1", "stablehlo.tanh %arg1", "line 7: tanh: is not understood of data"),
-        (
-            "stablehlo.subtract %c",
-            "stablehlo.popcnt %c",
-            "line 16: popcnt: is not understood of whole numbers",
-        ),
-        (
-            "stablehlo.subtract %c",
-            "stablehlo.subtract %nowhere",
-            "line 16: is not understood: '%0 = stablehlo.subtract",
-        ),
-        ('["ranks"=3]', '["x"=3, "y"=1]', "line 2: must be a function, or a mesh of one axis of 3 devices"),
-        ('["ranks"=3]', '["ranks"=4]', "line 2: must be a function, or a mesh of one axis of 3 devices"),
-        ("sdy.manual_computation(", "stablehlo.custom_call(", "must call one shard_map"),
-        ("@mine(%arg0", "@other(%arg0", "line 9: is not understood"),
-        ("@main(%arg0: ", "@main(%arg0: tensor<f32>, %arg1: ", "@main must have one argument"),
-        ("(%arg1: tensor<1x1", "(%arg1: tensor<999x9999", "together have at most 1048576 elements"),
-        ("dense<3>", "dense<99999999999999999999>", "line 15: is not understood"),
-        (
-            "    return %2",
-            "    %3 = func.call @mine(%2, %c) : tensor<3x1xf32>\n    return %3",
-            "or calls too deep",
-        ),
-        ("dense<3> : tensor<ui32>", "dense<3.0> : tensor<f32>", "line 15: constant: of data must be 0"),
-    ],
-)
+@refuses("old", "new", "message")
 def test_what_is_wrong_or_not_understood_is_named(old: str, new: str, message: str) -> None:
     assert old in RING
     with pytest.raises(ProgramError, match=re.escape(message)) as raised:

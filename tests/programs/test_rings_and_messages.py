@@ -22,6 +22,7 @@ from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
+from tests.support.refusals import refuses
 from tests.support.strategies import topologies
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "topologies" / "examples"
@@ -100,20 +101,7 @@ def test_what_is_no_ring_is_refused() -> None:
         nccl_graph.export_graphs(synth.solve(load("ring:4"), "alltoall"))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ('version="1"', 'version="2"', "version must be 1, got '2'"),
-        ('nchannels="2"', 'nchannels="3"', "nchannels is 3, there are 2"),
-        ('nchannels="2"', 'nchannels="65"', "65 channels, NCCL has arrays for 64"),
-        ('rank="2"', 'rank="1"', "must have each of ranks 0 to 2 once, got 0-1-1"),
-        (' rank="2"', "", "has no rank"),
-        ("NVL", "WIRE", "typeintra must be one of LOC, NVL"),
-        ('id="0"', 'id="3"', "graph 0, the rings, is missing"),
-        ("<channel>", '<channel><net dev="0"/>', "has network interfaces"),
-        ("<graphs", "<!DOCTYPE a><graphs", "takes no DTD"),
-    ],
-)
+@refuses("old", "new", "said")
 def test_files_that_nccl_refuses_or_breaks_on_are_refused(old: str, new: str, said: str) -> None:
     with pytest.raises(ProgramError) as refusal:
         nccl_graph.read(DRAWN.replace(old, new, 1))
@@ -313,27 +301,7 @@ def _replay(found: dict[str, Any]) -> None:
     assert all(after <= ranks for ranks, (_, after, _) in zip(held, chunks, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"msccl_type": "topology"}, "msccl_type: input should be 'algorithm', got 'topology'"),
-        (
-            {"collective": {"name": "Sum(n=2)", "nodes": 2, "chunks": []}},
-            "name must begin with one of Broadcast",
-        ),
-        (
-            {"collective": {"name": "Allgather(n=2)", "nodes": 2, "chunks": []}},
-            "its chunks are not those of allgather",
-        ),
-        ({"steps": [{"rounds": 0, "sends": []}]}, "steps[0].rounds: must be at least 1, got 0"),
-        ({"steps": [{"rounds": 1, "sends": [[0, 1]]}]}, "steps[0].sends[0]: "),
-        ({"steps": [{"rounds": 1, "sends": [[7, 0, 1]]}]}, "no chunk of the collective has address 7"),
-        (
-            {"topology": {"name": "x", "switches": [[]], "links": []}},
-            "has switches, which SCCL knows as limits alone",
-        ),
-    ],
-)
+@refuses("change", "said")
 def test_files_that_are_not_sccls_are_refused(change: dict[str, Any], said: str) -> None:
     document = {**json.loads(sccl.write(synth.solve(line(2), "allgather"))), **change}
     with pytest.raises(ProgramError) as refusal:

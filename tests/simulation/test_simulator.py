@@ -81,32 +81,6 @@ def test_a_chain_works_on_two_pieces_at_once() -> None:
     assert [seen.piece for seen in timeline(still, 1 << 20)[0, 1]] == [*range(32)]
 
 
-def test_a_switch_stores_and_forwards() -> None:
-    links = [(0, 2, 1, "0.25"), (2, 1, 2, "0.5")]
-    schedule = draw(2, links, "broadcast", ["1"], [Transfer(0, 0, 1, 0, via=(2,))], ["sw"])
-    # us     0       1       2       3
-    # 0->sw  [ piece 0 ][ piece 1 ]           1000 bytes each at 1 GB/s, there 0.25 later
-    # sw->1             .25 [0]     [1]       0.5 us each at 2 GB/s from 1.25 and 2.25, there 0.5 later
-    assert simulate(schedule, 2000, pieces=2).time_us == 2.25 + 0.5 + 0.5
-    assert timeline(schedule, 2000, pieces=2)[2, 1] == (
-        Occupation(1.25, 1.75, 0, 0),
-        Occupation(2.25, 2.75, 0, 1),
-    )
-
-
-def test_a_delivery_waits_for_the_first_link_of_what_is_still_to_be_sent() -> None:
-    """What was sent into a switch has left its rank, though the switch still forwards it."""
-    links = [(0, 3, 4, "0"), (1, 3, 4, "0"), (3, 0, 1, "0"), (3, 1, 4, "0"), (1, 2, 1, "0")]
-    exchange = [Transfer(0, 0, 1, 0, True, via=(3,)), Transfer(0, 1, 0, 0, True, via=(3,))]
-    schedule = draw(3, links, "allreduce", ["1"], [*exchange, Transfer(0, 1, 2, 1)], ["sw"])
-    # us     0   1   2   3   4   5   6     4000 bytes
-    # 1->sw  [ 1 ]                         rank 1's own value has left at 1 us
-    # sw->1      [ 1 ]                     rank 0's comes at 2 us and may be added at once
-    # sw->0      [       4       ]         which the slow way out of the switch does not hinder
-    # 1->2           [       4       ]
-    assert timeline(schedule, 4000, pieces=1)[1, 2] == (Occupation(2, 6, 0, 0),)
-
-
 def test_steps_of_a_step_synchronous_schedule_do_not_synchronise() -> None:
     links = [(0, 1, 1, "0"), (1, 2, 1, "0"), (0, 2, 1, "0")]
     transfers = [Transfer(0, 0, 1, 0), Transfer(0, 1, 2, 1)]
@@ -585,14 +559,6 @@ def test_random_orders_keep_the_frames_of_a_piece_in_theirs() -> None:
         times = lay_out(schedule).play(20000, 2, Service.of(f"random:{seed}"), frames=2)
         starts = [times.start[2 * piece + frame, chunk] for chunk, piece, frame in sent]
         assert [int(start) for start in starts] == [10**9 * at for at in range(20)]
-
-
-def test_one_link_sends_one_piece_after_the_other_in_whatever_order() -> None:
-    schedule = chain(1, 1)
-    for service in ("priority", "fifo", "engine", "engine-random:1"):
-        assert timeline(schedule, 3000, pieces=3, service=service)[0, 1] == tuple(
-            Occupation(piece, piece + 1, 0, piece) for piece in range(3)
-        )
 
 
 def test_a_schedule_that_moves_nothing_takes_no_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
+from tests.fuzzing import chunk_search
 from tests.support.strategies import collectives, custom_collectives, topologies
 
 ROUTED = [Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
@@ -27,6 +29,22 @@ def sums_on(fabric: str | Topology, ranks: Sequence[int] | None = None) -> Chunk
     """Of an allreduce."""
     topology = load(fabric) if isinstance(fabric, str) else fabric
     return sum_problem(topology, Collective.on(topology, "allreduce", ranks=ranks))
+
+
+def least_ratio(problem: ChunkProblem, steps: int) -> Fraction:
+    """The least R/C of so many steps over every C, by all trees."""
+    collective = Collective.custom(problem.topology, problem.demands)
+    found = chunk_search.least_ratio(problem.topology, collective, steps)
+    assert found is not None
+    return found
+
+
+def exists(problem: ChunkProblem, chunks: int, steps: int, rounds: int) -> bool:
+    """Whether there is a schedule, by a formula that shares nothing with the encodings."""
+    collective = Collective.custom(problem.topology, problem.demands)
+    found = chunk_search.exists(problem.topology, collective, chunks, steps, rounds)
+    assert found is not None
+    return found
 
 
 def rotations(ranks: int) -> Group:

@@ -1,14 +1,9 @@
-"""What several tests hold against a search for chunk schedules: a replay of its model, and brute force.
-
-Neither shares anything with the encodings: they know of ranks, routes and capacities alone.
-"""
+"""A replay of what a search for chunk schedules found, which knows of ranks, routes and capacities alone."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import pytest
@@ -22,10 +17,6 @@ from arborcast.synth.chunks.solvers.search import Searcher
 from arborcast.synth.chunks.step_result import StepOptimum
 from arborcast.synth.collective import Collective, Kind
 from arborcast.topologies import load
-
-Held = frozenset[int]
-State = tuple[tuple[Held, ...], ...]
-"""For each demand the ranks that hold each of its chunks, in an order that forgets which chunk is which."""
 
 
 def no_time_from(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
@@ -81,76 +72,3 @@ def replay_plan(problem: ChunkProblem, chunks: int, plan: ChunkPlan) -> None:
             assert load_ <= problem.capacities[link] * rounds, f"step {step}: link {link} is overfull"
     for (number, chunk), ranks in held.items():
         assert problem.demands[number].targets <= ranks, f"demand {number}, chunk {chunk}: targets missed"
-
-
-def brute_force(problem: ChunkProblem, chunks: int, steps: int, rounds: int) -> bool:
-    """Whether there is a schedule, by going through all states that can be reached."""
-
-    @cache
-    def can_end(state: State, steps_left: int, rounds_left: int) -> bool:
-        if all(
-            demand.targets <= held
-            for demand, of_demand in zip(problem.demands, state, strict=True)
-            for held in of_demand
-        ):
-            return rounds_left >= steps_left
-        if not steps_left:
-            return False
-        longest = rounds_left - (steps_left - 1)
-        return any(
-            can_end(after, steps_left - 1, rounds_left - length)
-            for length in range(longest, 0, -1)
-            for after in states_after(state, length)
-        )
-
-    @cache
-    def states_after(state: State, length: int) -> frozenset[State]:
-        return frozenset(_states_after(problem, state, length))
-
-    start = tuple(tuple([demand.sources] * chunks) for demand in problem.demands)
-    return can_end(start, steps, rounds)
-
-
-def _states_after(problem: ChunkProblem, state: State, length: int) -> Iterator[State]:
-    """All states to which a step of so many rounds leads."""
-    flat = [(number, held) for number, of_demand in enumerate(state) for held in of_demand]
-    wanted = [
-        (chunk, rank)
-        for chunk, (_, held) in enumerate(flat)
-        for rank in range(problem.ranks)
-        if rank not in held
-    ]
-    room = [capacity * length for capacity in problem.capacities]
-    got: list[tuple[int, int]] = []
-
-    def choose(position: int) -> Iterator[State]:
-        if position == len(wanted):
-            yield _joined(state, flat, got)
-            return
-        yield from choose(position + 1)
-        chunk, rank = wanted[position]
-        for route in problem.routes:
-            if route.dst == rank and route.src in flat[chunk][1] and all(room[link] for link in route.links):
-                for link in route.links:
-                    room[link] -= 1
-                got.append((chunk, rank))
-                yield from choose(position + 1)
-                got.pop()
-                for link in route.links:
-                    room[link] += 1
-
-    return choose(0)
-
-
-def _joined(state: State, flat: list[tuple[int, Held]], got: list[tuple[int, int]]) -> State:
-    ranks = [set(held) for _, held in flat]
-    for chunk, rank in got:
-        ranks[chunk].add(rank)
-    chunks = [
-        sorted(
-            (frozenset(held) for (number, _), held in zip(flat, ranks, strict=True) if number == demand),
-            key=sorted,
-        )
-        for demand in range(len(state))
-    ]
-    return tuple(map(tuple, chunks))

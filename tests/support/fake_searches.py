@@ -1,8 +1,8 @@
-"""Searches whose answers and times are written in their names.
+"""Searches whose answers are written in their names.
 
-`found_2_10_0_50` finds something in its third slice (counted from 0) after sleeping 10, 0 and 50 ms in the
-three; `impossible_...` proves that there is nothing, `claimed_...` says so without proof; `hungry_...` finds
-something, too, and takes 600 MiB from its first slice on. What it finds says its seed and the efforts it had.
+`found_2` finds something in its third slice (counted from 0); `claimed_...` says without proof that there is
+nothing; `hungry_...` finds something, too, and takes 600 MiB from its first slice on. What it finds says its
+seed and the efforts it had.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from arborcast.synth.errors import Prover
 
 
 class Scripted:
-    def __init__(self, answer: str, at: int, delays_ms: list[int], seed: int) -> None:
-        self.answer, self.at, self.delays_ms, self.seed = answer, at, delays_ms, seed
+    def __init__(self, answer: str, at: int, seed: int) -> None:
+        self.answer, self.at, self.seed = answer, at, seed
         self.efforts: list[int] = []
         self.memory = b""
 
@@ -29,7 +29,6 @@ class Scripted:
         assert effort is not None
         index = len(self.efforts)
         self.efforts.append(effort)
-        time.sleep((self.delays_ms[index] if index < len(self.delays_ms) else 0) / 1000)
         if self.answer == "hungry":
             self.memory = self.memory or bytearray(600 << 20)
         if index < self.at:
@@ -37,8 +36,6 @@ class Scripted:
         match self.answer:
             case "found" | "hungry":
                 return Feasible(tuple(self.efforts), (OrbitSend(0, 0, 0, self.seed),))
-            case "impossible":
-                return Infeasible(Prover.CADICAL)
             case "claimed":
                 return Infeasible(Prover.HIGHS)
             case "segfault":
@@ -51,13 +48,13 @@ class Scripted:
 
 
 def __getattr__(name: str) -> Callable[..., Scripted]:
-    answer, at, *delays = name.split("_")
-    if answer not in {"found", "hungry", "impossible", "claimed", "segfault", "error", "never"}:
+    answer, _, at = name.partition("_")
+    if answer not in {"found", "hungry", "claimed", "segfault", "error", "never"}:
         raise AttributeError(name)
 
     def make(instance: Instance, seed: int = 0) -> Scripted:
         assert instance.steps <= instance.rounds
-        return Scripted(answer, int(at), [int(delay) for delay in delays], seed)
+        return Scripted(answer, int(at), seed)
 
     return make
 

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -176,20 +175,6 @@ def _bf16_hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Ten
 # ------------------------------------------------------------------------- sharded, and across two axes
 
 
-def _fsdp2(rank: int, *shape: int) -> Values:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    names = ("replicate", "shard")[-len(shape) :]
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    model = small_model()
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return train(rank, model)
-
-
 def _tensor_parallel(rank: int) -> Values:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -239,38 +224,6 @@ def calls_by_schedule(group: dist.ProcessGroup) -> int:
     return sum(calls["schedule"] for calls in counters.values())
 
 
-def _mesh(rank: int) -> Values:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
-    values = []
-    for axis in ("row", "column"):
-        tensor = torch.arange(1000) * (rank + 1)
-        dist.all_reduce(tensor, group=mesh.get_group(axis))
-        values.append(tensor)
-    dist.broadcast(values[0], group=mesh.get_group("row"), group_src=1)
-    return values
-
-
-def _groups_at_once(rank: int) -> Values:
-    """Work in flight in three overlapping groups, waited for in the opposite order."""
-    groups = [dist.new_group(ranks) for ranks in ([0, 1, 2], [1, 2, 3], [3, 0])]
-    flying = []
-    for turn in range(4):
-        for number, group in enumerate(groups):
-            if dist.get_rank(group) >= 0:
-                tensor = torch.arange(500) * (rank + 1) + 10_000 * number + turn
-                flying.append((tensor, dist.all_reduce(tensor, group=group, async_op=True)))
-    whole = torch.full((300,), rank + 1)
-    dist.all_reduce(whole)
-    for _, work in reversed(flying):
-        assert work is not None
-        work.wait()
-    if dist.get_backend() != "gloo":
-        assert all(calls_by_schedule(group) > 0 for group in groups if dist.get_rank(group) >= 0)
-    return [whole, *(tensor for tensor, _ in flying)]
-
-
 def _functional(inputs: Tensor) -> tuple[Tensor, ...]:
     from torch.distributed import _functional_collectives as functional
 
@@ -308,40 +261,6 @@ def _objects(rank: int) -> Values:
     dist.all_gather_object(gathered, {"rank": rank, "text": "y" * (100 * rank)})
     assert gathered == [{"rank": other, "text": "y" * (100 * other)} for other in range(RANKS)]
     return [torch.tensor([len(item["text"]) for item in gathered])]
-
-
-def _barrier(rank: int) -> Values:
-    """Nobody passes the second barrier before all have written."""
-    folder = Path(f"{os.environ['TEST_STORE']}-{dist.get_backend()}-barrier")
-    folder.mkdir(exist_ok=True)
-    dist.barrier()
-    (folder / str(rank)).touch()
-    work = dist.barrier(async_op=True)
-    assert work is not None
-    work.wait()
-    return [torch.tensor([len(list(folder.iterdir()))])]
-
-
-def _plain_collectives(rank: int) -> Values:
-    """What is not overridden falls through to gloo; what is mixes with it in order."""
-    tensor = torch.arange(400) + rank
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    gathered = [torch.empty_like(tensor) for _ in range(RANKS)]
-    dist.all_gather(gathered, tensor + rank)
-    part = torch.empty(100, dtype=torch.int64)
-    dist.reduce_scatter_tensor(part, tensor + rank)
-    dist.reduce(tensor, dst=3)
-    exchanged = torch.empty_like(part)
-    dist.all_to_all_single(exchanged, part)
-    blocks = [torch.full((30,), 7 * other) for other in range(RANKS)] if rank == 2 else None
-    received = torch.empty(30, dtype=torch.int64)
-    dist.scatter(received, blocks, src=2)
-    if rank == 3:
-        dist.send(received, dst=0)
-    elif rank == 0:
-        dist.recv(received, src=3)
-    total = tensor if rank == 3 else torch.zeros(1)  # the others keep what reduce leaves there
-    return [total, *gathered, part, exchanged, received]
 
 
 # ---------------------------------------------------- what torch's own tests of its clients do on four ranks
@@ -617,8 +536,8 @@ FAMILIES: dict[str, dict[str, Check]] = {
         "python hook": partial(_hooked, hook="python"),
     },
     "sharded": {
-        "fsdp2": lambda rank: _fsdp2(rank, RANKS),
-        "hsdp": lambda rank: _fsdp2(rank, 2, 2),
+        "fsdp2": lambda rank: _fsdp2_steps(rank, RANKS),
+        "hsdp": lambda rank: _fsdp2_steps(rank, 2, 2),
         "tensor parallel": _tensor_parallel,
         "tensor and data parallel": _tensor_and_data_parallel,
         "zero": _zero,
@@ -639,13 +558,9 @@ FAMILIES: dict[str, dict[str, Check]] = {
         "checkpoint": _checkpoint,
     },
     "groups": {
-        "mesh": _mesh,
-        "groups at once": _groups_at_once,
         "functional": _functional_collectives,
         "compiled eager": partial(_compiled, backend="eager"),
         "compiled aot_eager": partial(_compiled, backend="aot_eager"),
         "objects": _objects,
-        "plain collectives": _plain_collectives,
-        "barrier": _barrier,
     },
 }

@@ -1,4 +1,4 @@
-"""Every tree of a tiny problem in the time-expanded graph, and the best packing of them: brute force."""
+"""Every tree of a tiny problem in the time-expanded graph: brute force."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import product
 
-import numpy as np
-
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.collective import Demand
-from arborcast.synth.lp.highs import new_model
 
 Tree = tuple[tuple[int, int], ...]  # (route, step) by which each rank first gets the block
 
@@ -36,34 +33,3 @@ def cost(problem: ChunkProblem, tree: Tree, lengths: Sequence[Sequence[Fraction]
     return sum(
         (lengths[step][link] for route, step in tree for link in problem.routes[route].links), Fraction(0)
     )
-
-
-def least_ratio(problem: ChunkProblem, steps: int) -> float:
-    """The least R/C over all C: rounds per chunk of all steps in which fractions of trees fit."""
-    trees = [
-        (index, tree)
-        for index, demand in enumerate(problem.demands)
-        for tree in all_trees(problem, demand, steps)
-    ]
-    links = len(problem.topology.links)
-    matrix = np.zeros((len(problem.demands) + steps * links, steps + len(trees)))
-    for step in range(steps):
-        first = len(problem.demands) + step * links
-        matrix[first : first + links, step] = problem.capacities
-    for column, (demand, tree) in enumerate(trees, start=steps):
-        matrix[demand, column] = 1
-        for route, step in tree:
-            for link in problem.routes[route].links:
-                matrix[len(problem.demands) + step * links + link, column] -= 1
-    lower = np.zeros(len(matrix))
-    lower[: len(problem.demands)] = 1
-    model = new_model()
-    for column in range(steps + len(trees)):
-        model.addVar(0, model.inf)
-        model.changeColCost(column, float(column < steps))
-    for row, least in zip(matrix, lower, strict=True):
-        (columns,) = np.nonzero(row)
-        model.addRow(least, model.inf, len(columns), columns.astype(np.int32), row[columns])
-    model.run()
-    assert model.modelStatusToString(model.getModelStatus()) == "Optimal"
-    return float(model.getInfo().objective_function_value)

@@ -30,6 +30,7 @@ from arborcast.synth.symmetry.isomorphism import ComparableTopology
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
 from tests.support.commands import Command
+from tests.support.refusals import refuses
 from tests.support.strategies import topologies as drawn_topologies
 
 
@@ -201,15 +202,7 @@ def test_an_answer_that_is_not_there_is_said(swept: Path) -> None:
         Table.read(swept).find("allsum")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"choices": None}, "must be an answer with status, why and choices"),
-        ({"choices": [7]}, r"choices\[0\]: must be an object"),
-        ({"choices": [{"from_bytes": 8, "optimal": True, "file": "a"}]}, "0 for the first choice"),
-        ({"choices": [{"from_bytes": 0, "optimal": True, "file": "../a"}]}, "must be a file of schedules"),
-    ],
-)
+@refuses("change", "message")
 def test_a_damaged_answer_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     folder = tmp_path / "table"
     sweep(topologies.load("ring:3"), [Question((0, 1, 2), (), Kind.ALLGATHER)], folder)

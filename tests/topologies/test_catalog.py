@@ -16,6 +16,7 @@ from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.topology_text import topology_to_yaml
 from arborcast.synth.topology import Link, Switch, Topology
 from arborcast.topologies import GPUS, catalog, load, load_machine
+from tests.support.refusals import refuses
 
 # every entry once or more, with vertices (ranks, switches), cables, and the ranks' bandwidth out
 SIZES = [
@@ -416,29 +417,6 @@ def test_all_symmetries_of_the_irregular_boxes_are_declared(spec: str) -> None:
     assert _group(topology) == found
 
 
-def test_dgx1_has_the_numbering_of_the_machine() -> None:
-    # NVLinks per pair as nvidia-smi shows them; rows are the GPUs
-    drawn = """
-        . 1 1 2 2 . . .
-        1 . 2 1 . 2 . .
-        1 2 . 2 . . 1 .
-        2 1 2 . . . . 1
-        2 . . . . 1 1 2
-        . 2 . . 1 . 2 1
-        . . 1 . 1 2 . 2
-        . . . 1 2 1 2 ."""
-    rows = [line.split() for line in drawn.strip().splitlines()]
-    expected = {
-        (src, dst): Fraction(25) * int(cell)
-        for src, row in enumerate(rows)
-        for dst, cell in enumerate(row)
-        if cell != "."
-    }
-    assert load("dgx1").bandwidth == expected
-    assert load("dgx1", rates="nccl").bandwidth == {pair: rate * 4 / 5 for pair, rate in expected.items()}
-    assert load("dgx1-p100").bandwidth == dict.fromkeys(expected, 20)
-
-
 def test_mi250_pairs() -> None:
     links = {(0, 1): 4, (0, 4): 2, (0, 8): 1, (7, 3): 2, (15, 14): 4, (13, 15): 1, (5, 7): 1}
     rates = load("mi250:boxes=2").bandwidth
@@ -528,56 +506,7 @@ def test_grids_are_networkx_grids(extents: list[int]) -> None:
         assert topology.ranks == math.prod(extents)
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("torus", "torus: an argument is missing, must be given as torus:4x4"),
-        ("torus:4x", "extents: must be a whole number in 1..65536, got ''"),
-        ("torus:0x4", "must be a whole number in 1..65536, got '0'"),
-        ("torus:99999999999999999999", "must be a whole number in 1..65536"),
-        ("torus:9999x9999", "must have at most 65536 vertices, got 99980001"),
-        ("full:3000", "full:3000: must have at most 2097152 links, got 8997000"),
-        ("hypercube:17", "dimension must be at most 16, got 17"),
-        ("ring:4,bandwidth=0", "ring: bandwidth: must be positive, got '0'"),
-        ("ring:4,bandwidth=nan", "must be a number such as 25, 0.7 or 25/2, got 'nan'"),
-        ("ring:4,bandwidth=1/0", "must not divide by zero"),
-        ("ring:4,bandwidth=1e999999999", "must have an exponent of at most 60"),
-        ("ring:4,latency=-1", "latency: must not be negative, got '-1'"),
-        ("ring:4,width=3", r"ring: takes :N\[,bandwidth=GB/s\]\[,latency=US\], got 'width=3'"),
-        ("ring:4,bandwidth=1,bandwidth=2", "bandwidth must be given once, got it twice"),
-        ("dgx1:gpus=3", "dgx1: takes .*boxes=N.*, got 'gpus=3'"),
-        ("dgx-a100:boxes=0", "boxes: must be a whole number in 1..65536, got '0'"),
-        ("dgx-a100:boxes=9000", "must have at most 65536 vertices"),
-        ("dgx-a100:2,rails=3", "rails must divide the 8 NICs of a host, got 3"),
-        ("dgx-h100:nic=0", "nic: must be positive, got '0'"),
-        ("gb200-nvl72:gpus=6", r"gpus must be a multiple of 4 \(a tray\) of at most 72, got 6"),
-        ("gb200-nvl72:gpus=76", "at most 72, got 76"),
-        ("tpu-v4:4x4", "must be AxBxC with each side a multiple of 4, or none larger than 4"),
-        ("tpu-v4:4x4x6", "must be AxBxC with each side a multiple of 4"),
-        ("tpu-v4:16x16x20", "must have at most 4096 chips, got 5120"),
-        ("tpu-v4:4x4x4_twisted", "twisted must be n x n x 2n or n x 2n x 2n in whole cubes"),
-        ("tpu-v4:2x2x4_twisted", "twisted must be n x n x 2n or n x 2n x 2n in whole cubes"),
-        ("tpu-v4:4x4x8_bent", "extents: must be a whole number in 1..65536, got '8_bent'"),
-        ("tpu-v5e:4x32", "must be AxB with sides of at most 16"),
-        ("l40s:gpus=6,switch=4", "got 6 GPUs, 2 sockets, 4 on a switch"),
-        ("frontier:nodes=129", "nodes must be at most 128, those of a group, got 129"),
-        ("boxes:2", "an argument is missing, must be given as boxes:N,gpus=N,inside=GB/s"),
-        ("boxes:2,gpus=8,inside=900", "several boxes need nic=GB/s of each NIC"),
-        (
-            "boxes:2,gpus=8,inside=900,nic=50,nics=3",
-            "nics must divide the 8 GPUs of a box or be a multiple, got 3",
-        ),
-        ("boxes:1,gpus=1,inside=900", "gpus must be at least 2 in one box, got 1"),
-        ("gb200-nvl72:links=19", "links must be at most the 18 of a GPU, got 19"),
-        ("mi300x:partition=cpx", "partition: must be spx or cpx-nps1 or cpx-nps4, got 'cpx'"),
-        ("boxes:1,gpus=8,inside=900,links=star", "links: must be switch or mesh, got 'star'"),
-        ("star:4,in-network=sharp", "in-network: must be none or reduce or .* or loopback, got 'sharp'"),
-        ("boxes:1,gpus=2,inside=1,links=mesh,in-network=turn", "in-network goes with links=switch, got mesh"),
-        ("ndv5:boxes=2,fabric=sharp", "takes .*, got 'fabric=sharp'"),
-        ("fat-tree:2x2,oversubscription=1/2", "oversubscription must be at least 1, got 1/2"),
-        ("dragonfly:4x4", "must be groups x routers x ranks"),
-    ],
-)
+@refuses("spec", "message")
 def test_wrong_arguments(spec: str, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         load(spec)

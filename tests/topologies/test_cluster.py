@@ -20,6 +20,7 @@ from arborcast.topologies import Machine, Nic, load, load_machine
 from arborcast.topologies.cluster import even_nics, join, with_nics
 from arborcast.topologies.fabrics import FatTree, Rails, fabric_named
 from arborcast.topologies.rates import Rates
+from tests.support.refusals import refuses
 
 
 def cables(topology: Topology) -> dict[tuple[str, str], Fraction]:
@@ -248,26 +249,6 @@ def test_the_catalog_joins_its_boxes_alike() -> None:
         assert boxes.links == load(f"{name}:boxes=2{rails}").links
 
 
-def test_sixteen_hosts_of_h800() -> None:
-    host = load_machine("hgx-h800")
-    topology = join("pod", [with_nics(host)] * 16, Rails()).machine.topology
-    plain = topology.forwarding
-    assert synth.bound(plain, "allreduce").rate == Fraction(128 * 250, 2 * 127)
-    # NVLink SHARP allows more, but never more than the 200 + 50 GB/s of one GPU.
-    assert Fraction(128 * 250, 2 * 127) < synth.bound(topology, "allreduce").rate < 250
-    found = synth.solve(plain, "allreduce", form="implicit")
-    assert found.rate == found.bound.rate
-
-
-def test_two_ndv2_from_the_file_of_one(tmp_path: Path) -> None:
-    # The links of a DGX-1, one NIC of 100 Gb/s beside two of the GPUs: all others reach it through NVLinks.
-    file = tmp_path / "ndv2.yaml"
-    nics = "nics: [{name: mlx5_0, rate: 12.5, near: [0, 1]}]\n"
-    file.write_text(topology_to_yaml(load("dgx1"), gpu=["v100"] * 8) + nics)
-    pod = join("pod", [with_nics(load_machine(str(file)))] * 2, Rails()).machine.topology
-    assert synth.bound(pod, "allgather").rate == 25 == synth.bound(load("ndv2:boxes=2"), "allgather").rate
-
-
 def test_only_the_fastest_nics_join() -> None:
     nics = (*even_nics(2, Fraction(50), 2), Nic("eth0", Fraction("1.25"), (0, 1)))
     machine = with_nics(replace(pair(), nics=nics))
@@ -277,18 +258,6 @@ def test_only_the_fastest_nics_join() -> None:
     assert [nic.rate for nic in stated.nics] == [10, 10, 10]
     assert stated.notes == ("pair: all 3 NICs count with the 10 GB/s of --nic, where it shows 1.25, 50",)
     assert with_nics(replace(pair(), nics=nics[:2]), Fraction(10)).notes == ()
-
-
-def test_switches_that_reduce_stay_such() -> None:
-    links = [Link(*ends, Fraction(10)) for rank in range(2) for ends in ((rank, 2), (2, rank))]
-    host = Machine.of(Topology.build("pair", 2, links, [Switch("sharp", reduces=True)]))
-    pod = join("two", [replace(host, nics=even_nics(2, Fraction(1), 2))] * 2, Rails()).machine.topology
-    assert [(switch.name, switch.reduces) for switch in pod.switches] == [
-        ("host0.sharp", True),
-        ("host1.sharp", True),
-        ("fabric0", False),
-        ("fabric1", False),
-    ]
 
 
 def test_switches_that_reduce_come_first() -> None:
@@ -336,25 +305,7 @@ def test_fabrics_by_name(text: str, fabric: object) -> None:
     assert fabric_named(text) == fabric
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "",
-            "fabric '': must be rail, rail:N, full, fat-tree:RATIO, fat-tree:RATIO:HOSTS, fat-tree:RATIO:HO",
-        ),
-        ("torus", "must be rail, rail:N, full"),
-        ("full:2", "must be rail, rail:N, full"),
-        ("fat-tree", "must be rail, rail:N, full"),
-        ("fat-tree:2:4:4", "must be rail, rail:N, full"),
-        ("fat-tree:2:4:0.5:4", "RATIO must be at least 1 and at most 1e6, got '0.5'"),
-        ("rail:0", "fabric 'rail:0': must have a whole number in 1..65535, got '0'"),
-        ("fat-tree:1/2", "RATIO must be at least 1 and at most 1e6, got '1/2'"),
-        ("fat-tree:two", "must be a number such as"),
-        ("rail+nvls", r"fabric 'rail\+nvls': must be rail, .* \+sharp after any of them"),
-        ("rail+", "must be rail, rail:N, full"),
-    ],
-)
+@refuses("text", "message")
 def test_wrong_fabrics(text: str, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         fabric_named(text)
@@ -488,14 +439,7 @@ def test_nics_are_chosen(chosen: str | None, names: list[str]) -> None:
     assert machine.notes == ((left,) if chosen is None else ())
 
 
-@pytest.mark.parametrize(
-    ("chosen", "message"),
-    [
-        ("5", r"has 4 NICs on a host, must be asked for 1\.\.4"),
-        ("0", "1..4"),
-        ("ib0", "has no NIC 'ib0', only"),
-    ],
-)
+@refuses("chosen", "message")
 def test_nics_that_are_not_there(chosen: str, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         with_nics(beside_storage(), Fraction(50), chosen=chosen)

@@ -9,6 +9,7 @@ import pytest
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.topology_text import topology_to_yaml
 from arborcast.topologies.readers.topology_documents import parse_document
+from tests.support.refusals import refuses
 
 HEAD = "ranks: 2\nlinks:\n  - {between: [0, 1], bandwidth: 25, latency_us: 1}\n"
 
@@ -81,30 +82,7 @@ def test_addresses_of_a_cable_are_turned_round_with_it() -> None:
     assert parse_document(topology_to_yaml(topology), "f", "YAML").topology == topology
 
 
-@pytest.mark.parametrize(
-    ("second", "message"),
-    [
-        (
-            "{between: [1, 2], bandwidth: 5, addresses: [host, 10.2.0.2]}",
-            r"^f: links\[1\]: link 1->2: .*host",
-        ),
-        ("{between: [1, 2], bandwidth: 5, addresses: [10.2.0.1]}", r"links\[1\].addresses: .* at least 2"),
-        ("{between: [1, 2], bandwidth: 5, addresses: [10.2.0.1, 10.2.0.1]}", "must be those of its two ends"),
-        (
-            "{between: [1, 2], bandwidth: 5, addresses: [10.1.0.1, 10.2.0.2]}",
-            "must be of one rank, got it of",
-        ),
-        ("{between: [0, 1], bandwidth: 5}", "0->1: must have addresses as the other one of its ranks has"),
-        (
-            "{between: [0, 1], bandwidth: 5, addresses: [10.1.0.1, 10.1.0.3]}",
-            "0->1: several cables must have addresses of their own each, got .*10.1.0.3",
-        ),
-        (
-            "{from: 2, to: sw, bandwidth: 5, addresses: [10.2.0.1, 10.2.0.2]}\nswitches: [sw]",
-            "join two ranks",
-        ),
-    ],
-)
+@refuses("second", "message")
 def test_addresses_that_cannot_be(second: str, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         parse_document(f"{CABLE}  - {second}\n", "f", "YAML")

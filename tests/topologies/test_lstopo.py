@@ -4,15 +4,13 @@ import itertools
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import permutations
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.errors import InputError, TopologyError
-from arborcast.topologies import Machine, load_machine
-from arborcast.topologies.readers.kinds import kind_of
+from arborcast.topologies import Machine
 from arborcast.topologies.readers.lstopo import parse_lstopo
 from tests.support.nccl_files import busid
 from tests.support.nccl_files import gpu as nccl_gpu
@@ -209,13 +207,6 @@ def test_boards_are_assumed_as_in_nccls_files() -> None:
     assert "leaves links to be detected" in machine.notes[0]
     with pytest.raises(TopologyError, match="how the links of its v100 are wired"):
         read(hwloc(gpus(4, V100)))
-
-
-def test_the_kind_of_file_is_recognised(tmp_path: Path) -> None:
-    text = hwloc(gpus(2, L4)) + matrix({}, 2)
-    assert {kind_of(suffix, text) for suffix in (".xml", ".txt", "")} == {"lstopo"}
-    (tmp_path / "machine.txt").write_text(text)
-    assert load_machine(str(tmp_path / "machine.txt")).topology.ranks == 2
 
 
 @pytest.mark.parametrize(

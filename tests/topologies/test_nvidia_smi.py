@@ -16,6 +16,7 @@ from arborcast.topologies import load
 from arborcast.topologies.rates import Rates
 from arborcast.topologies.readers.nvidia_smi import parse_nvidia_smi
 from tests.support import tool_texts
+from tests.support.refusals import refuses
 from tests.support.tool_texts import cables, damaged, machines, shown_links, tree_links
 
 DGX1 = """
@@ -62,12 +63,6 @@ def test_dgx1_is_the_catalogs(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
     by_nccl = parse_nvidia_smi(DGX1, "f", gpu="v100", rates=Rates.NCCL).topology
     assert by_nccl.links == load("dgx1", rates="nccl").links
-
-
-def test_the_kind_of_file_is_recognised(tmp_path: Path) -> None:
-    for name in ("topo.txt", "topo"):
-        (tmp_path / name).write_text("$ nvidia-smi topo -m\n" + DGX1)
-        assert load(str(tmp_path / name), gpu="v100").links == load("dgx1").links
 
 
 def test_what_was_assumed_is_noted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -260,14 +255,6 @@ def test_pcie_paths_are_a_tree() -> None:
     assert cables(apart) == {**expected, ("cpu0", "cpu1"): "22"}
 
 
-def test_a_rate_between_sockets_without_pcie_links_is_said_to_change_nothing() -> None:
-    machine = parse_nvidia_smi(DGX1, "f", gpu="v100", between_sockets=Fraction(22))
-    assert machine.notes == (
-        "PCIe paths are no links here, so that --between-sockets changes nothing; --pcie takes them",
-    )
-    assert parse_nvidia_smi(DGX1, "f", gpu="v100", between_sockets=Fraction(22), pcie=True).notes == ()
-
-
 def test_nics_and_affinities_tell_which_gpus_are_near_each_other() -> None:
     topology = parse_nvidia_smi(DGX1, "f", gpu="v100", pcie=True).topology
     tree = {ends: rate for ends, rate in cables(topology).items() if isinstance(ends[1], str)}
@@ -333,32 +320,7 @@ NIC Legend:
     assert [nic.near for nic in nics] == [(0,), (0, 1), (0, 1, 2, 3)]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("NV1\tPHB\t0-19\t0\nGPU4", "\nGPU4", "line 6: GPU3 must have 9 entries, got 7"),
-        ("NV1\tPHB\t0-19", "NV1\tPHB\tPHB\t0-19", "line 6: GPU3 must have 9 entries, got 10"),
-        ("GPU7\tSYS", "GPU9\tSYS", "line 10: row GPU9 has no column"),
-        ("GPU6\tSYS\tSYS\tNV1\tSYS\tNV1\tNV2\t X \tNV2\tSYS\t20-39\t1\nGPU7", "7", "row GPU6 is missing"),
-        (
-            "GPU0\tGPU1\tGPU2\tGPU3\t",
-            "GPU0\tGPU1\tGPU2\tmlx4_0\t",
-            "got names of GPUs in line 2 without rows",
-        ),
-        (
-            " X \tNV1\tNV1\tNV2",
-            " X \tOK\tOK\tOK",
-            "must be NV# .* as topo -m prints, not topo -p2p",
-        ),
-        ("GPU7\tSYS", "GPU6\tSYS", "line 10: GPU6 must have one row, got another"),
-        ("GPU1\tNV1", "GPU1\tNV2", "GPU0 to GPU1 shows NV1, must be alike back, got NV2"),
-        ("GPU1\tNV1", "GPU1\tNVX", "line 4: GPU1 to GPU0: must be NV# or one of PIX, .* got 'NVX'"),
-        ("GPU0\t X ", "GPU0\tSYS", "line 3: GPU0 to GPU0: must be X, got 'SYS'"),
-        ("GPU0\tGPU1\tGPU2", "GPU0\tGPU1\tGPU1", "columns must have different names"),
-        ("GPU", "DEV", "must hold the matrix of nvidia-smi topo -m"),
-        ("NV1", "NV9", "these NVLinks fit neither direct links .22 at one GPU; v100 has 6. nor an NVSwitch"),
-    ],
-)
+@refuses("old", "new", "message")
 def test_broken_matrices(old: str, new: str, message: str) -> None:
     text = DGX1.replace(old, new) if old in ("GPU", "NV1") else DGX1.replace(old, new, 1)
     with pytest.raises(TopologyError, match=f"^f: .*{message}") as caught:
@@ -378,23 +340,6 @@ def test_counts_that_no_gpu_has() -> None:
         parse_nvidia_smi(text, "f", gpu="mi300x")
     with pytest.raises(TopologyError, match="a GPU with 99 NVLinks, must be at most 18"):
         parse_nvidia_smi(matrix(lambda _a, _b: "NV99", 3), "f")
-
-
-tokens = st.sampled_from(
-    [
-        *("GPU0", "GPU1", "GPU2", "mlx5_0", "X", "NV1", "NV2", "NV18", "NV999", "PIX", "SYS", "SOC", "PHB"),
-        *("CPU", "\t", "\n", "\x1b[4m", "\x1b[", "NV", "N/A", "0-63"),
-    ]
-)
-
-
-@given(st.lists(tokens, max_size=40).map(" ".join), st.booleans(), st.sampled_from([None, "v100", "h100"]))
-@settings(max_examples=300)
-def test_any_text_is_a_topology_or_one_line(text: str, pcie: bool, gpu: str | None) -> None:
-    try:
-        parse_nvidia_smi(text, "f", pcie=pcie, gpu=gpu)
-    except InputError as error:
-        assert len(str(error).splitlines()) == 1
 
 
 @given(st.integers(1, 6), st.data(), st.booleans())

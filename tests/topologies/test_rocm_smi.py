@@ -14,6 +14,7 @@ from arborcast.synth.errors import InputError, TopologyError
 from arborcast.topologies import Rates, load_machine
 from arborcast.topologies.readers.kinds import kind_of
 from arborcast.topologies.readers.rocm_smi import parse_rocm_smi
+from tests.support.refusals import refuses
 from tests.support.tool_texts import cables, damaged
 
 Cell = Callable[[int, int], object]
@@ -179,11 +180,6 @@ def test_a_bandwidth_table_of_one_figure_is_refused(word: str, gpu: str | None) 
         parse_rocm_smi(rocm_smi(2, bandwidth=lambda _a, _b: word), "f", gpu=gpu)
 
 
-def test_a_rate_between_sockets_without_pcie_links_is_said_to_change_nothing() -> None:
-    (note,) = parse_rocm_smi(mesh(4), "f", gpu="mi300x", between_sockets=Fraction(22)).notes
-    assert "--between-sockets changes nothing" in note
-
-
 def test_pcie_alone_is_a_tree_by_hops() -> None:
     text = rocm_smi(4, hops=lambda a, b: 2 if a // 2 == b // 2 else 3, kind=lambda _a, _b: "PCIE")
     machine = parse_rocm_smi(text, "f", between_sockets=Fraction(16))
@@ -259,26 +255,7 @@ def test_json_and_csv_say_the_same(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("GPU1         15", "GPU9         15", "line 2: Weight between two GPUs: row GPU1 is missing"),
-        ("GPU1         XGMI", "GPU1         PCIE", "link type of GPU0 to GPU1 is 'XGMI', must be alike back"),
-        ("XGMI", "XXXX", "GPU0 to GPU1: link type must be XGMI or PCIE, got 'XXXX'"),
-        ("0            XGMI", "7            XGMI", "line 16: GPU0 to itself must be 0 or SELF, got '7'"),
-        (
-            "0            XGMI         XGMI",
-            "0            XGMI",
-            "line 17: GPU0 to GPU2: kind cannot be",
-        ),
-        (
-            "GPU0         GPU1         GPU2         \nGPU0         0            15",
-            "GPU0  GPU1\nGPU0  0  15",
-            "row ",
-        ),
-        ("between two GPUs", "", "must hold a table of rocm-smi --showtopo or amd-smi topology"),
-    ],
-)
+@refuses("old", "new", "message")
 def test_broken_tables(old: str, new: str, message: str) -> None:
     hurt = mesh(3).replace(old, new)
     assert hurt != mesh(3)
@@ -287,22 +264,7 @@ def test_broken_tables(old: str, new: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[]", "must show 2 to 64 GPUs, got 0"),
-        ('[{"bdf": "x", "links": []}]', "bdf must be such as 0000:0c:00.0, got 'x'"),
-        ('[{"links": [1]}, {"links": []}]', "GPU0: links must be a list of 2"),
-        ('[{"links": [{}, {}]}, {"links": [{}, {}]}]', "must hold the link types"),
-        ('[{"links": [{}, {"link_type": "XGMI"}]}, {"links": [{}, {}]}]', "kind of GPUs 1 and 0 is missing"),
-        (
-            '{"system": {"(Topology) Hops between DRM devices 0 and 999": 1}}',
-            "must show 2 to 64 GPUs, got 1000",
-        ),
-        ("{", "its JSON: line 1"),
-        ("gpu,bdf,weight_gpu_0\n0,0000:0c:00.0,0\n", "must show 2 to 64 GPUs, got 1"),
-    ],
-)
+@refuses("text", "message")
 def test_broken_documents(text: str, message: str) -> None:
     with pytest.raises(TopologyError, match=f"^f: {message}") as caught:
         parse_rocm_smi(text, "f")

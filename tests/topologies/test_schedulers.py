@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from arborcast.synth.errors import InputError
 from arborcast.topologies.readers.schedulers import HostTree, hostlist, read_host_list, read_host_tree
+from tests.support.refusals import refuses
 
 TREE = """
 - topology: big
@@ -107,28 +108,7 @@ def test_hosts_of_one_nvlink_domain_stand_nearest(tmp_path: Path) -> None:
     assert above(read(tmp_path, text, "graph.json")) == {"a": "nvlink d1", "b": "nvlink d1", "c": "leaf"}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("- topology: a\n  tree: {switches: []}\n", "topology 1: tree.switches: must have at least 1"),
-        ("- topology: a\n  flat: true\n", "topology a: must have a tree or blocks"),
-        (
-            "- topology: a\n  flat: true\n- topology: b\n  flat: true\n",
-            "one of a, b must say cluster_default: true",
-        ),
-        ("- topology: a\n  tree: {switches: [{switch: s}]}\n", "must name at least one host"),
-        ("- topology: a\n  tree: {switches: [{switch: s, nodes: 's,t'}]}\n", "s: must be a host or a switch"),
-        ("- topology: a\n  tree: {switches: [{switch: s, nodes: 'n[1-'}]}\n", "brackets must close"),
-        (
-            "SwitchName=s Nodes=a\nfoo\n",
-            "line 2: must begin with SwitchName, BlockName or BlockSizes, got 'foo'",
-        ),
-        ("SwitchName=s Nodes=a\nBlockName=b Nodes=c\n", "must have switches or blocks, not both"),
-        ("BlockName=b Nodes=c\nBlockSizes=2,x\n", "line 2: BlockSizes must be numbers, got '2,x'"),
-        ("BlockName=b Nodes=c\nBlockSizes=2,3\n", "must be multiples, each of the one before, got 2, 3"),
-        ('{"instances": []}', "instances: must have at least 1"),
-    ],
-)
+@refuses("text", "message")
 def test_what_is_no_tree_of_hosts(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "topology"
     file.write_text(text)

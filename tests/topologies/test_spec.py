@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.topologies import catalog, load
+from tests.support.refusals import refuses
 
 ONE_CABLE = "ranks: 2\nlinks: [{between: [0, 1], bandwidth: 3}]\n"
 
@@ -25,23 +26,7 @@ def test_fragments_and_relays() -> None:
         load("dgx1", ranks=[0, 8])
 
 
-def test_names_are_specs() -> None:
-    for spec in ("dgx1", "dgx-a100:boxes=2", "mi250:boxes=2", "torus:4x4", "hypercube:3", "fat-tree:2x2x2"):
-        assert load(spec).name == spec
-        assert load(load(spec).name) == load(spec)
-
-
-@pytest.mark.parametrize(
-    ("spec", "near"),
-    [
-        ("dgx_1", "dgx1"),
-        ("DGX-A10", "dgx-a100"),
-        ("tours:4x4", "torus"),
-        ("fattree:2x2", "fat-tree"),
-        ("hypercubes:3", "hypercube"),
-        ("a100", "dgx-a100"),
-    ],
-)
+@refuses("spec", "near")
 def test_unknown_specs_suggest_near_names(spec: str, near: str) -> None:
     with pytest.raises(TopologyError, match=f"is neither in the catalog nor a file; did you mean .*{near}"):
         load(spec)
@@ -69,23 +54,10 @@ def test_what_counts_as_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         load(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"rates": "best"}, "rates 'best': must be datasheet or nccl"),
-        ({"gpu": "v100"}, r"gpu= \(--gpu\) is for files of tools, and this is in the catalog"),
-        ({"between_sockets": 22}, r"between_sockets= \(--between-sockets\) is for files of tools, and"),
-        ({"between_sockets": 0}, "between_sockets: must be above 0 GB/s, got 0"),
-        ({"pcie": True}, r"pcie=True \(--pcie\) is for files of tools, and"),
-    ],
-)
+@refuses("arguments", "message")
 def test_options_that_do_not_go_with_the_catalog(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         load("dgx1", **arguments)  # type: ignore[arg-type]
-
-
-def test_bandwidth_of_a_spec_may_be_a_fraction() -> None:
-    assert str(load("ring:3,bandwidth=25/2").links[0].bandwidth) == "25/2"
 
 
 # Arguments stay short: hypercube:16 is a million links, and correct.

@@ -16,6 +16,7 @@ from arborcast.pipeline.run.precision import Precision
 from arborcast.synth.errors import InputError
 from tests.support.packed import pack, unpack
 from tests.support.ranks import run_ranks
+from tests.support.refusals import refuses
 
 RANKS_IMPORT = ("torch._dynamo",)
 
@@ -131,16 +132,7 @@ def test_float16_losses_do_not_overflow_by_the_scale() -> None:
     assert Precision("float16").scale(torch.tensor(2.0, dtype=torch.float16)).item() == 2.0**17
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dtype": "half"}, "dtype must be one of float32, bfloat16, float16, got half"),
-        ({"init_scale": 0}, "init_scale must be positive and finite, got 0"),
-        ({"growth_factor": 1.0}, "growth_factor must be more than 1, got 1.0"),
-        ({"backoff_factor": 1.0}, "backoff_factor must be between 0 and 1, got 1.0"),
-        ({"growth_interval": 0}, "growth_interval must be at least 1, got 0"),
-    ],
-)
+@refuses("options", "message")
 def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Precision(**options)

@@ -33,7 +33,7 @@ from arborcast.synth.verification.verifier import verify
 from tests.executors.test_conformance import check, interpreted
 from tests.support.definition import define
 from tests.support.drawn_schedules import custom_exchange, schedules
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 
 RING = topologies.load("ring:4")
 
@@ -149,10 +149,7 @@ def test_other_kinds_write_no_new_keys() -> None:
         assert set(document["chunks"][0]) == {"share", "owner", "target"}
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    refusals(__file__, "test_wrong_schedule_documents"),
-)
+@refuses("path", "value", "message")
 def test_wrong_schedule_documents(path: list[str | int], value: object, message: str) -> None:
     document = copy.deepcopy(schedule_to_document(halo()))
     here = document
@@ -201,94 +198,6 @@ def test_the_drawn_exchange_is_right() -> None:
     assert verdict.errors == () and verdict.correct
     assert verdict.rate == halo().rate == 2  # two blocks of half the buffer in the time of one
     assert halo().bound.rate == 4  # a block leaves rank 0, or enters it, over two links
-
-
-RIGHT = halo().transfers
-HALF = Fraction(1, 2)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "message"),
-    [
-        (
-            changed(RIGHT[1:]),
-            "chunk 0: rank 1 must end with the contribution of rank 0, got that of no rank",
-        ),
-        (
-            changed((*RIGHT[:2], Transfer(1, 3, 0, 0))),
-            "step 0: rank 3 sends chunk 1 before it holds any of it",
-        ),
-        # Rank 2 holds block 1 too, so it may send it, but that is not where it must go.
-        (
-            changed((*RIGHT[:2], Transfer(1, 2, 3, 0))),
-            "chunk 1: rank 0 must end with the contribution of rank 1, got that of no rank",
-        ),
-        (
-            changed((*RIGHT, Transfer(0, 1, 2, 0))),
-            "step 0: rank 1 sends chunk 0 before it holds any of it",
-        ),
-        (
-            changed((*RIGHT[:2], replace(RIGHT[2], reduce=True), Transfer(1, 0, 1, 1, True)), rounds=(1, 1)),
-            "chunk 1: rank 1 would count rank 1's contribution twice in step 1",
-        ),
-        (
-            changed(chunks=(Chunk(HALF, 0, demand=0), Chunk(HALF, 2, demand=1))),
-            "chunk 1: custom among 4 ranks moves no block with owner 2 of demand 1",
-        ),
-        (
-            changed(chunks=(Chunk(HALF, 0, demand=0), Chunk(HALF, 1, 0, demand=1))),
-            "chunk 1: custom among 4 ranks moves no block with owner 1 and target 0 of demand 1",
-        ),
-        (
-            changed(RIGHT[:2], chunks=(Chunk(HALF, 0, demand=0),)),
-            "block with owner 1 of demand 1: shares must add up to 1/2, got 0",
-        ),
-        (
-            changed((*RIGHT, Transfer(1, 2, 1, 0), Transfer(0, 0, 1, 1)), rounds=(1,) * 2),
-            None,  # needless copies to who holds it already are no fault
-        ),
-        (
-            changed((*RIGHT[:2], RIGHT[2], Transfer(1, 2, 3, 0), Transfer(1, 3, 0, 0))),
-            "step 0: rank 3 sends chunk 1 before it holds any of it",
-        ),
-        (replace(halo(), rate=Fraction(3)), "rate: 3 GB/s declared, 2 GB/s recomputed"),
-        (
-            replace(halo(), bound=Bound(Fraction(3), halo().bound.certificate)),
-            "bound: 3 GB/s declared, its certificate proves 4 GB/s",
-        ),
-    ],
-)
-def test_wrong_schedules_are_refused(schedule: Schedule, message: str | None) -> None:
-    verdict = verify(schedule)
-    assert verdict.correct == (message is None), verdict.errors
-    if message is not None:
-        assert message in verdict.errors
-
-
-@pytest.mark.parametrize("lost", range(len(custom_exchange().transfers)))
-def test_no_transfer_can_be_left_out(lost: int) -> None:
-    """But the last one, back to rank 2, which holds the block already."""
-    drawn = custom_exchange()
-    whole = replace(drawn, bound=bound(drawn.topology, drawn.collective))
-    assert verify(whole).correct
-    kept = tuple(t for index, t in enumerate(whole.transfers) if index != lost)
-    assert verify(replace(whole, transfers=kept)).correct == (whole.transfers[lost].step == 2)
-
-
-def test_a_link_carries_no_more_than_its_rounds_allow() -> None:
-    """Two blocks from 0 to 1 over one link of one chunk a round."""
-    collective = Collective.custom(RING, [demand({0}, {1}), demand({0, 2}, {1})])
-    chunks = [Chunk(HALF, 0, demand=0), Chunk(HALF, 0, demand=1)]
-    crowded = [Transfer(0, 0, 1, 0), Transfer(1, 0, 1, 0)]
-    proven = bound(RING, collective)
-    assert proven.rate == 2  # either block alone fills the link 0-1, but block 1 may come from rank 2
-
-    def made(transfers: list[Transfer]) -> Schedule:
-        return Schedule.build(RING, collective, Method("drawn"), proven, chunks, transfers, (1,))
-
-    assert "step 0: link 0->1 carries 2 chunks, 1 rounds of 1 allow 1" in verify(made(crowded)).errors
-    shared = made([Transfer(0, 0, 1, 0), Transfer(1, 2, 1, 0)])
-    assert verify(shared).correct and shared.is_optimal
 
 
 # --- methods --------------------------------------------------------------------------------------------

@@ -185,13 +185,6 @@ def test_one_fabric_for_another() -> None:
     assert told == ["translations: are of 5 ranks and 6 vertices, circle of 6 has 6 and 6"]
 
 
-def test_whoever_takes_part_is_mapped_to_who_does() -> None:
-    few = Collective.on(RING, "allgather", ranks=(0, 2, 3))
-    found, told = checked(Said(RING, few, forged_group(shifted(6, 1), orders=[6], ranks=6, size=6)))
-    assert found is None
-    assert told == ["translation 0: maps rank 0, which takes part, to 1, which does not"]
-
-
 def test_without_links_there_is_nothing_to_map() -> None:
     alone = Topology.build("apart", 2, [])
     said = Said(alone, Collective.on(alone, "allgather"), forged_group([1, 0], orders=[2], ranks=2, size=2))

@@ -28,7 +28,7 @@ from arborcast.synth.verification.verdict import Verdict
 from arborcast.synth.verification.verifier import verify
 from tests.support.drawn_implicit import KINDS, circulant, circulants, hub, of_orbits, parts, translated
 from tests.support.drawn_in_network import drawn_transfers
-from tests.support.refusals import refusals
+from tests.support.refusals import refuses
 
 RING = circulant(4, {1: 1})
 Made = TypeVar("Made", ImplicitSchedule, Translations)
@@ -51,11 +51,6 @@ def test_what_is_right_is_judged_as_when_written_out(spec: str, kind: Kind) -> N
     assert whole.correct
     assert judged(schedule) == (whole, whole)
     assert (whole.rate, whole.max_link_load) == (schedule.rate, 1)
-
-
-def test_the_public_checker_takes_both_forms() -> None:
-    schedule = translated(RING, Kind.ALLGATHER)
-    assert verify(schedule) == verify(schedule, every_translate=True) == verify(schedule.expand())
 
 
 def test_without_any_translation_everything_is_a_representative() -> None:
@@ -275,10 +270,7 @@ def forged_group(
     return forged(Translations(1, (), (), 1), ranks=ranks, generators=images, orders=tuple(orders), size=size)
 
 
-@pytest.mark.parametrize(
-    ("generators", "orders", "ranks", "size", "message"),
-    refusals(__file__, "test_wrong_translations_are_refused"),
-)
+@refuses("generators", "orders", "ranks", "size", "message")
 def test_wrong_translations_are_refused(
     generators: list[list[int]], orders: list[int], ranks: int, size: int, message: str
 ) -> None:

@@ -147,14 +147,6 @@ def test_every_translate_of_what_is_written_out_is_itself(name: str) -> None:
     assert verify(schedule, every_translate=True) == verify(schedule)
 
 
-def test_capacity_of_rounds_is_bandwidth_over_the_unit() -> None:
-    wide = Topology.build("wide", 2, [Link(0, 1, Fraction(3, 2)), Link(1, 0, Fraction(1, 2))])
-    three = parts("1/3", 0, 0, 0)
-    schedule = draw(wide, on(wide, "broadcast"), three, ["0>1:0 0>1:1 0>1:2"], rounds=[1])
-    assert verify(schedule).correct
-    assert verify(schedule).rate == Fraction(3, 2)
-
-
 def test_the_unit_of_rounds_divides_every_bandwidth() -> None:
     """2 and 3 GB/s: the unit is 1 GB/s, so that a round carries 2 and 3 chunks, and not one more."""
     wide = Topology.build("two and three", 2, [Link(0, 1, Fraction(3)), Link(1, 0, Fraction(2))])
@@ -254,16 +246,6 @@ def test_every_translate_is_replayed_where_asked() -> None:
     few, all_of_them = (verify(lost, every_translate=asked) for asked in (False, True))
     assert few.errors != all_of_them.errors
     assert (verify(lost), verify(lost, every_translate=True)) == (few, all_of_them)
-
-
-def test_errors_beyond_the_limit_are_counted() -> None:
-    errors = replay.Errors(2)
-    for number in range(4):
-        assert (errors.count, errors.is_full) == (number, number >= 2)
-        errors.add(f"line {number}")
-    errors.add_unspelled(3)
-    assert errors.count == 7
-    assert errors.all() == ("line 0", "line 1", "and 5 more")
 
 
 def test_many_errors_are_counted() -> None:
