@@ -12,10 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any
-
-from pydantic import Field
-from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
+from typing import Any
 
 from arborcast.backends.lowering.additions import adds_alike
 from arborcast.backends.lowering.rank_view import partners_of
@@ -23,8 +20,7 @@ from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.any_schedule import any_schedule_from_document, any_schedule_to_document
 from arborcast.synth.formats.reading import check_format, parse_json
-from arborcast.synth.formats.shapes import MAPPING, check_shape
-from arborcast.synth.formats.sizes import LARGEST_SIZE, format_size
+from arborcast.synth.formats.sizes import format_size
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.selection import Choice
 from arborcast.synth.symmetry.translations import Translations
@@ -37,21 +33,6 @@ MAX_TABLE_BYTES = 1 << 30
 """Bytes beyond which a table is refused."""
 
 _SHARED = ("topology", "collective")  # the same in all schedules, so they stand in the document once
-
-
-@MAPPING
-class _EntryShape(TypedDict):
-    from_bytes: Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
-    schedule: dict[str, Any]
-
-
-@MAPPING
-class _TableShape(TypedDict):
-    format: str
-    topology: dict[str, Any]
-    collective: dict[str, Any]
-    cut_short: bool
-    entries: Annotated[list[_EntryShape], Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +173,11 @@ class ScheduleTable:
             raise InputError(
                 f"{source}: must be UTF-8 text, got byte {data[error.start]:#04x} at {error.start}"
             ) from error
+        from arborcast.synth.formats.shapes import TableShape, check_shape  # pydantic: 5 MB of every rank
+
         document = parse_json(text, source)
         check_format(document, (TABLE_FORMAT,), source)
-        document = check_shape(_TableShape, document, source)
+        document = check_shape(TableShape, document, source)
         shared = {key: document[key] for key in _SHARED}
         entries = tuple(
             _entry(entry, shared, source, f"entries[{index}]")

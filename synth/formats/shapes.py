@@ -24,6 +24,7 @@ from typing_extensions import TypedDict  # pydantic refuses typing's own before 
 
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.numerals import parse_number, shorten
+from arborcast.synth.formats.sizes import LARGEST_SIZE
 
 # Limits of what a fabric or a schedule can sensibly hold. They keep a typing error (ranks: 10e9) from
 # filling the memory, and whole numbers within what compiled kernels can count.
@@ -364,6 +365,25 @@ class ScheduleShape(TypedDict):
     unit: NotRequired[Bandwidth]
     chunks: list[ChunkShape]
     transfers: list[TransferShape]
+
+
+@MAPPING
+class TableEntryShape(TypedDict):
+    """A schedule of a table, without what stands in the table once."""
+
+    from_bytes: Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
+    schedule: dict[str, Any]
+
+
+@MAPPING
+class TableShape(TypedDict):
+    """The schedules of a collective by size, as the ranks of a group hand them on."""
+
+    format: str
+    topology: dict[str, Any]
+    collective: dict[str, Any]
+    cut_short: bool
+    entries: Annotated[list[TableEntryShape], Field(min_length=1)]
 
 
 _ADAPTERS: dict[object, TypeAdapter[Any]] = {}
