@@ -140,11 +140,13 @@ class Worker:
                 raise WorkerDiedError(f"{self.solver}: {self._out_of_memory}")
 
     def kill(self) -> None:
-        """End the process, whatever it does, and wait until it is gone."""
+        """End the process, whatever it does, with all that it has forked, and wait until it is gone."""
         self._has_ended = True
         self.is_busy = False
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
         self.connection.close()
         self._complaints.close()
