@@ -17,7 +17,7 @@ from typing import Any
 from arborcast.backends.measure.job import Row, RunError, Sweep, count_for
 from arborcast.backends.measure.nccl_tests import sweep_of
 from arborcast.backends.options import Options
-from arborcast.synth.chunks.solvers.solver_child import Worker, WorkerDiedError, wait
+from arborcast.synth.chunks.solvers.solver_child import Worker, WorkerDiedError, next_answer, wait
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.implicit_schedule import AnySchedule
@@ -91,10 +91,10 @@ def run_sweeps(
     deadline = Deadline.after(timeout_s)
     with tempfile.TemporaryDirectory(prefix="arborcast-run-", ignore_cleanup_errors=True) as folder:
         worker = Worker(memory_bytes=None, modules=(f"{__package__}.worker",))
-        begin: tuple[object, ...] = (Path(folder), tuple(sweeps), timeout_s)
+        asked: tuple[Any, ...] = (rows_of, Path(folder), tuple(sweeps), timeout_s)
         try:
             while True:
-                worker.start("run", next_row, *begin)
+                worker.start("run", next_answer, *asked)
                 if not wait([worker], deadline):
                     raise TimedOutError(f"run: not finished after {timeout_s:g} s")
                 row = worker.result()
@@ -102,7 +102,7 @@ def run_sweeps(
                     break
                 rows.append(row)
                 on_row(row)
-                begin = ()
+                asked = ()
         except WorkerDiedError as error:
             raise RunError(str(error)) from error
         finally:
@@ -111,17 +111,11 @@ def run_sweeps(
     return tuple(tuple(islice(of_all, len(sweep.counts))) for sweep in sweeps)
 
 
-_rows: list[Iterator[Row]] = []
-"""In the child: what is being run."""
+def rows_of(*asked: Any) -> Iterator[Row]:
+    """In the child: `worker.rows_of`, which comes with torch."""
+    from arborcast.backends.measure import worker
 
-
-def next_row(*begin: Any) -> Row | None:
-    """In the child: the next row, None after the last; to begin with the first, what `rows_of` takes."""
-    if begin:
-        from arborcast.backends.measure.worker import rows_of
-
-        _rows[:] = [rows_of(*begin)]
-    return next(_rows[0], None)
+    yield from worker.rows_of(*asked)
 
 
 def see_what_runs_need() -> None:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar, cast
@@ -171,6 +171,17 @@ class Worker:
             return f"its process was ended by {_name_of_signal(-status)}"
         lines = complaint.strip().splitlines()
         return f"its process ended with status {status}: {lines[-1] if lines else 'without a word'}"
+
+
+_answers: list[Iterator[Any]] = []
+"""In a child: where its question stands between two answers."""
+
+
+def next_answer(question: Callable[..., Iterator[Any]] | None = None, *args: Any) -> Any:
+    """In a child: the next thing that a question gives, None after the last; with a question, the first."""
+    if question is not None:
+        _answers[:] = [question(*args)]
+    return next(_answers[0], None)
 
 
 def wait(workers: Collection[Worker], deadline: Deadline) -> list[Worker]:
