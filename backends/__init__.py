@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from arborcast.backends.lowering.lower import lower as lower
     from arborcast.backends.lowering.program import Program as Program
     from arborcast.backends.measure.job import Row as Row
-    from arborcast.backends.measure.launch import RunError as RunError
+    from arborcast.backends.measure.job import RunError as RunError
     from arborcast.backends.measure.launch import run_schedule as run_schedule
     from arborcast.backends.options import Options as Options
     from arborcast.backends.programs.as_schedule import as_schedule as as_schedule
@@ -41,7 +41,7 @@ _HOMES = {
     "Options": "arborcast.backends.options",
     "Program": "arborcast.backends.lowering.program",
     "Row": "arborcast.backends.measure.job",
-    "RunError": "arborcast.backends.measure.launch",
+    "RunError": "arborcast.backends.measure.job",
     "SynthGroup": "arborcast.backends.group.process_group",
     "as_schedule": "arborcast.backends.programs.as_schedule",
     "check_program": "arborcast.backends.programs.checking.check",

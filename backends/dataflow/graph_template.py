@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arborcast.backends.dataflow.task_graph import Act, GraphTask, TaskGraph, compile_graph
-from arborcast.backends.lowering.layout import Buffer, BufferSlice, Layout, blocks_in, exact_count, lay_out
-from arborcast.backends.lowering.lower import lower_rank
-from arborcast.backends.lowering.rank_view import transfers_of
+from arborcast.backends.lowering.layout import Buffer, BufferSlice, Layout, blocks_in, exact_count
+from arborcast.backends.lowering.lower import lower_part, part_of
 from arborcast.synth.implicit_schedule import AnySchedule
 
 _Ints: TypeAlias = NDArray[np.int64]
@@ -61,9 +60,8 @@ class GraphTemplate:
     def of(cls, schedule: AnySchedule, rank: int, pieces: int) -> GraphTemplate:
         """For a schedule whose blocks are equal; errors as for `lowering.lower`."""
         count = exact_count(schedule, pieces)
-        graph = compile_graph(lower_rank(schedule, rank, count, pieces=pieces))
-        transfers = dict(transfers_of(schedule, rank))
-        layout = lay_out(schedule, count, dict.fromkeys(it.chunk for it in transfers.values()))
+        layout, part = part_of(schedule, rank, count)
+        graph, transfers = compile_graph(lower_part(layout, rank, part, pieces)), dict(part)
         spans = [(it.start, it.stop - it.start) for it in layout.places.values()]
         found = _Finder(layout, rank, pieces)
         rows = [

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from arborcast.backends.schedules.exchange import Served
 from arborcast.backends.schedules.schedule_table import TableEntry
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.synth.errors import InputError
@@ -73,7 +72,7 @@ class Call:
     _history: History
     opening: CollectiveFingerprint
     nbytes: int
-    entry: TableEntry | Served | None
+    entry: TableEntry | str | None
     is_counted: bool
     begun_ns: int = 0
     ended_ns: int = 0
@@ -165,7 +164,7 @@ class History:
         self,
         opening: CollectiveFingerprint,
         nbytes: int,
-        entry: TableEntry | Served | None,
+        entry: TableEntry | str | None,
         is_counted: bool = True,
     ) -> Call:
         """A call that its `with` block serves; arguments as `Call` has them."""
@@ -234,7 +233,7 @@ class _Sum:
     """Of the calls of one kind that one entry has served; it keeps the entry, by whose id it is known."""
 
     kind: str
-    entry: TableEntry | Served | None
+    entry: TableEntry | str | None
     calls: int = 0
     nbytes: int = 0
     ns: int = 0

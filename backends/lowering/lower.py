@@ -105,7 +105,7 @@ def lower(
         of_rank[transfer.src].append((index, transfer))
         of_rank[transfer.dst].append((index, transfer))
     return tuple(
-        _lower(layout, rank, transfers, pieces, window, grouped=grouped)
+        lower_part(layout, rank, transfers, pieces, window, grouped=grouped)
         for rank, transfers in enumerate(of_rank)
     )
 
@@ -125,21 +125,26 @@ def lower_rank(
     the program that the whole schedule gives: the order of messages and their tags are those of the whole,
     in which each transfer's number is known without the others.
     """
+    layout, transfers = part_of(schedule, rank, count)
+    return lower_part(layout, rank, transfers, pieces, window, grouped=grouped)
+
+
+def part_of(schedule: AnySchedule, rank: int, count: int) -> tuple[Layout, list[tuple[int, Transfer]]]:
+    """Where the chunks lie that a rank sends or receives, and the transfers, each with its number."""
     transfers = transfers_of(schedule, rank)
-    chunks = dict.fromkeys(transfer.chunk for _, transfer in transfers)
-    layout = lay_out(schedule, count, chunks)
-    return _lower(layout, rank, transfers, pieces, window, grouped=grouped)
+    return lay_out(schedule, count, dict.fromkeys(it.chunk for _, it in transfers)), transfers
 
 
-def _lower(
+def lower_part(
     layout: Layout,
     rank: int,
     transfers: Sequence[tuple[int, Transfer]],
     pieces: int,
-    window: int,
+    window: int = DEFAULT_WINDOW,
     *,
-    grouped: bool,
+    grouped: bool = False,
 ) -> Program:
+    """The program of one rank by its `part_of` a schedule; arguments and errors as for `lower`."""
     if pieces < 1 or window < 1:
         raise ValueError(f"pieces and window must be at least 1, got {pieces} and {window}")
     messages = _messages_of(layout, rank, transfers, pieces)

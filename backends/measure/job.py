@@ -1,6 +1,6 @@
 """What runs are asked to do, and the rows that they answer; torch is not imported.
 
-Plain values that go through pickle from `backends.measure.launch` to `.worker`, or from rank 0 to
+Plain values that go through pickle between `backends.measure.launch` and `.worker`, or from rank 0 to
 the other ranks under torchrun.
 """
 
@@ -32,6 +32,10 @@ RUNTIMES = ("group", "messages")
 
 AVERAGES = ("rank 0", "average", "min", "max")
 """Which time of the ranks' a row holds, in the order of nccl-tests' numbers for `-a`."""
+
+
+class RunError(Exception):
+    """A run ended early; the message is the reason of the first rank that failed."""
 
 
 class Reduction(StrEnum):

@@ -1,60 +1,59 @@
-"""The other side of `launch`: `python -m arborcast.backends.measure.worker FOLDER PIPE` runs its sweeps.
+"""The other side of `launch`, in a child process: one more for each rank, forked when torch is imported.
 
-It imports torch once and then forks one process per rank. Rank 0 says each row at once; the first to fail
-leaves its reason in the folder, and the others are ended. Nobody outlives the process that launched us.
+Rank 0 says each row at once; the first to fail leaves its reason in a folder, and the others are ended.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.measure.job import Row, Sweep
+from arborcast.backends.measure.job import Row, RunError, Sweep
 from arborcast.backends.measure.sweep import run_sweep
 from arborcast.backends.tensors.torch_compat import FileStore, PrefixStore
 
-SWEEPS_FILE = "sweeps.pickle"
 FAILURE_FILE = "failure.txt"
 
+GRACE_S = 0.2
+"""So long after the first rank has failed all are looked at again: one that the others lost can be named."""
 
-def main(folder: Path, mouth: int, *, poll_s: float = 0.5, grace_s: float = 0.2) -> int:
-    """Run the sweeps of a folder; 0 when every rank has ended well. Rank 0 writes lines to the pipe `mouth`.
 
-    Looks every `poll_s` seconds whether the launcher is there, and `grace_s` after the first rank has failed
-    once more at all of them, so that the one that the others lost can be named.
+def rows_of(folder: Path, sweeps: Sequence[Sweep], timeout_s: float) -> Iterator[Row]:
+    """The rows of all sweeps, as they come, in an empty folder; every rank has ended well when they end.
+
+    Raises:
+        RunError: a rank failed.
     """
-    # Read before the fork: a broken file is then one error, not one per rank.
-    sweeps, timeout_s = pickle.loads((folder / SWEEPS_FILE).read_bytes())
-    launcher = os.getppid()
+    # Gloo looks up the host's name otherwise, which not every machine can resolve.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     world = max(sweep.schedule.topology.ranks for sweep in sweeps)
     fork = multiprocessing.get_context("fork")
-    arguments = [(folder, sweeps, rank, world, timeout_s, mouth) for rank in range(world)]
+    heard, says = fork.Pipe(duplex=False)
+    arguments = [(folder, sweeps, rank, world, timeout_s, says) for rank in range(world)]
     ranks = [fork.Process(target=_run_or_note, args=each) for each in arguments]
     try:
         for rank in ranks:
             rank.start()
-        os.close(mouth)  # it ends when rank 0 does
-        while (running := [it.sentinel for it in ranks if it.exitcode is None]) and os.getppid() == launcher:
-            wait(running, poll_s)
-            if any(it.exitcode for it in ranks):
-                time.sleep(grace_s)
+        while (running := [it.sentinel for it in ranks if it.exitcode is None]) or heard.poll():
+            if heard in wait([heard, *running]):
+                yield heard.recv()
+            elif any(it.exitcode for it in ranks):
+                time.sleep(GRACE_S)
                 _name_the_killed(folder, [it.exitcode or 0 for it in ranks])
-                return 1
-        return 1 if running else 0
+                raise RunError((folder / FAILURE_FILE).read_text(encoding="utf-8"))
     finally:
         for rank in ranks:
             if rank.pid is not None:
@@ -71,16 +70,28 @@ def _name_the_killed(folder: Path, codes: Sequence[int]) -> None:
 
 
 def _run_or_note(
-    folder: Path, sweeps: Sequence[Sweep], rank: int, world: int, timeout_s: float, mouth: int
+    folder: Path,
+    sweeps: Sequence[Sweep],
+    rank: int,
+    world: int,
+    timeout_s: float,
+    says: Connection[Row, Row],
 ) -> None:
-    if rank:
-        os.close(mouth)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        _run_rank(folder, sweeps, rank, world, timeout_s, mouth)
+        _run_rank(folder, sweeps, rank, world, timeout_s, says.send if rank == 0 else None)
     except BaseException as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         _note_failure(folder, reason if isinstance(error, ExecutionError) else f"rank {rank}: {reason}")
         raise
+
+
+def _end_with_parent() -> None:
+    """Nobody outlives the process that forked it, nor that one ours."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "ranks are forked"
+    parent.join()
+    os._exit(1)
 
 
 def _note_failure(folder: Path, reason: str) -> None:
@@ -90,25 +101,21 @@ def _note_failure(folder: Path, reason: str) -> None:
 
 
 def _run_rank(
-    folder: Path, sweeps: Sequence[Sweep], rank: int, world: int, timeout_s: float, mouth: int
+    folder: Path,
+    sweeps: Sequence[Sweep],
+    rank: int,
+    world: int,
+    timeout_s: float,
+    on_row: Callable[[Row], None] | None,
 ) -> None:
     torch.set_num_threads(1)
     store = FileStore(str(folder / "store"), world)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s)
     )
-
-    def say(row: Row) -> None:
-        os.write(mouth, (json.dumps(row.to_document()) + "\n").encode())
-
-    on_row = say if rank == 0 else None
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for number, sweep in enumerate(sweeps):
         own = PrefixStore(str(number), store)
         run_sweep(sweep, own, timeout_s=timeout_s, on_row=on_row, groups=groups)
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -8,40 +8,27 @@ which interfaces it has; two of them in one subnet are the ends of a cable if on
 
 from __future__ import annotations
 
-import pickle
 import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, TypeVar
-
-import torch
-import torch.distributed as dist
+from typing import Any
 
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.measure.torchrun import one_line
 from arborcast.backends.probe.inference import ALIKE, LEAST_US
 from arborcast.backends.probe.interfaces import Interface, interfaces
 from arborcast.backends.probe.measurements import Flow, Measurements
-from arborcast.backends.probe.measuring import Effort, measure_cables
+from arborcast.backends.probe.measuring import Effort, Here, Meeting, joined, measure_cables
 from arborcast.backends.probe.shape import clustered, rounded
-from arborcast.backends.schedules.rendezvous import location, meet
-from arborcast.backends.tensors.torch_compat import PrefixStore, Store
+from arborcast.backends.schedules.rendezvous import location
+from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.addresses import Ends, listening_addresses, listening_socket
-from arborcast.backends.transport.network import Network
 from arborcast.synth.topology import Link, Topology
-
-Part = TypeVar("Part")
 
 ANSWER_S = 3.0
 """How long the other end of a cable may take to answer."""
-
-LEAVE_S = 5.0
-"""How long rank 0 waits for the others at the end."""
 
 SHARES = 0.2
 """Part by which the cables of a rank must be slower together than alone to be said to share something."""
@@ -164,43 +151,14 @@ def shared(measured: Measurements) -> Iterator[str]:
                 )
 
 
-class StoreMeeting:
-    """Barriers and exchanges of all ranks through the store alone."""
-
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._store, self._rank, self._size = store, rank, size
-        self._turn = 0
-
-    def gathered(self, part: Part) -> list[Part]:
-        """What each rank has, on every rank."""
-        self._turn += 1
-        data: Any = pickle.dumps(part)  # which torch takes, whatever its stubs say
-        self._store.set(f"{self._turn}/{self._rank}", data)
-        return [pickle.loads(self._store.get(f"{self._turn}/{rank}")) for rank in range(self._size)]
-
-    def meet(self) -> None:
-        """Return when all have come."""
-        self.gathered(None)
-
-    def leave(self) -> None:
-        """To be called last: the store may be one that goes with rank 0, which waits for the others."""
-        if self._rank:
-            self._store.set(f"left/{self._rank}", "")
-        else:
-            with suppress(RuntimeError):
-                self._store.wait(
-                    [f"left/{rank}" for rank in range(1, self._size)], timedelta(seconds=LEAVE_S)
-                )
-
-
 def probe_cables(
     *, prepare: Callable[[int], int], conclude: Callable[[FoundCables], int], effort: Effort
 ) -> int:
     """Find and measure the cables between all processes that torchrun started, one on each host.
 
     Args:
-        prepare: on rank 0 before the measurement, with the number of ranks; the status to end with, or 0.
-        conclude: on rank 0 after it; the status.
+        prepare: see `measuring.joined`.
+        conclude: likewise, with the cables.
         effort: how long to measure.
 
     Returns:
@@ -209,54 +167,29 @@ def probe_cables(
     Raises:
         ExecutionError: a rank is gone, does not come or has no cable that answers, or two are on one host.
     """
-    torch.set_num_threads(1)
-    try:
-        return _probe(prepare, conclude, effort)
-    except ExecutionError:
-        raise
-    except RuntimeError as error:  # of the store
-        raise one_line("probe", error) from error
+    address = ""
 
+    def word(store: Store) -> object:
+        nonlocal address
+        address = listening_addresses(store)[0]
+        return {"where": location(), "at": address, "interfaces": [asdict(each) for each in interfaces()]}
 
-def _probe(prepare: Callable[[int], int], conclude: Callable[[FoundCables], int], effort: Effort) -> int:
-    timeout = timedelta(seconds=effort.timeout_s)
-    job, rank, size = next(dist.rendezvous("env://", timeout=timeout))
-    job.set_timeout(timeout)
-    store = PrefixStore("arborcast/cables", job)
-    at = listening_addresses(store)[0]
-    own = interfaces()
-    word = {"where": location(), "at": at, "interfaces": [asdict(each) for each in own]}
-    name, (cables, notes) = meet(store, rank, size, word, _concluded, timeout_s=effort.timeout_s)
-    meeting = StoreMeeting(PrefixStore(f"{name}/meeting", store), rank, size)
-    status = max(meeting.gathered(prepare(size) if rank == 0 else 0))
-    if status:
-        return status
-    answering, silent = _answering([_cable(each) for each in cables], rank, meeting)
-    _check_joined(answering, size, [*notes, *silent])
-    lanes = lanes_of(answering, size)
-    ends: dict[int, Ends | None] = {
-        lane[rank == cable.ranks[0]]: cable.of(rank)
-        for lane, cable in zip(lanes, answering, strict=True)
-        if rank in cable.ranks
-    }
-    network = Network(
-        PrefixStore(f"{name}/channels", store),
-        rank,
-        size,
-        timeout_s=effort.timeout_s,
-        address=at,
-        cables=ends,
-    )
-    try:
-        measured = measure_cables(network, meeting, effort, lanes)
-    except Exception as error:
-        network.abort(f"gave up: {error}")
-        raise
-    network.close()
-    found = FoundCables(tuple(answering), measured, (*notes, *silent, *shared(measured)))
-    status = max(meeting.gathered(conclude(found) if rank == 0 else 0))
-    meeting.leave()
-    return status
+    def explored(here: Here) -> FoundCables:
+        cables, notes = here.conclusion
+        answering, silent = _answering([_cable(each) for each in cables], here.rank, here.meeting)
+        notes += silent
+        _check_joined(answering, here.size, notes)
+        lanes = lanes_of(answering, here.size)
+        ends: dict[int, Ends | None] = {
+            lane[here.rank == cable.ranks[0]]: cable.of(here.rank)
+            for lane, cable in zip(lanes, answering, strict=True)
+            if here.rank in cable.ranks
+        }
+        with here.network(address=address, cables=ends) as network:
+            measured = measure_cables(network, here.meeting, effort, lanes)
+        return FoundCables(tuple(answering), measured, (*notes, *shared(measured)))
+
+    return joined(prepare, explored, conclude, effort.timeout_s, word, _concluded)
 
 
 def _concluded(words: list[Any]) -> tuple[list[Any], list[str]]:
@@ -277,7 +210,7 @@ def _cable(said: Any) -> Cable:
     return Cable((low, high), (Interface(**first), Interface(**second)))
 
 
-def _answering(cables: Sequence[Cable], rank: int, meeting: StoreMeeting) -> tuple[list[Cable], list[str]]:
+def _answering(cables: Sequence[Cable], rank: int, meeting: Meeting) -> tuple[list[Cable], list[str]]:
     """The cables whose lower end answers the higher one, and a line for each that does not."""
     doors = {
         cable.of(rank)[0]: listening_socket(cable.of(rank)[0]) for cable in cables if rank in cable.ranks

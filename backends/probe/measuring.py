@@ -8,24 +8,34 @@ wrong) and after it (a file is contradicted), so that all end with the same stat
 
 from __future__ import annotations
 
+import pickle
 import socket
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from itertools import combinations
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from arborcast.backends.measure.torchrun import job_group
+from arborcast.backends.errors import ExecutionError
+from arborcast.backends.measure.torchrun import one_line
 from arborcast.backends.probe.measurements import Flow, Load, Measurements, Spread
 from arborcast.backends.probe.plan import broad_loads, cable_loads, matchings, solo_rounds, targeted_loads
 from arborcast.backends.probe.traffic import PIECE_BYTES, PING_BYTES, Period, flood, ping_pong
+from arborcast.backends.schedules.rendezvous import meet
+from arborcast.backends.tensors.torch_compat import PrefixStore, Store
 from arborcast.backends.transport.network import Network
 from arborcast.synth import progress
 
 Part = TypeVar("Part")
+Found = TypeVar("Found")
+
+LEAVE_S = 5.0
+"""How long rank 0 waits for the others at the end."""
 
 FEWER = 4
 """Part of the round trips that are made with messages as long as pieces."""
@@ -57,37 +67,52 @@ class Effort:
     timeout_s: float = 60
 
 
-class Meeting(Protocol):
-    """How all ranks meet between experiments."""
+class Meeting:
+    """Barriers and exchanges of all ranks through a store, without connections among them.
+
+    Args:
+        store: for these alone.
+        rank: this one.
+        size: how many there are.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._turn = 0
 
     def gathered(self, part: Part) -> list[Part]:
         """What each rank has, on every rank."""
+        data: Any = pickle.dumps(part)  # which torch takes, whatever its stubs say
+        self._store.set(f"{self._turn + 1}/{self._rank}", data)
+        self.meet()
+        keys = [f"{self._turn}/{rank}" for rank in range(self._size)]
+        return [pickle.loads(each) for each in self._store.multi_get(keys)]
 
     def meet(self) -> None:
         """All ranks begin at the same moment, as near as messages can tell."""
+        self._turn += 1
+        everybody = f"{self._turn}/all"
+        if self._store.add(f"{self._turn}/count", 1) == self._size:
+            self._store.set(everybody, "")
+        self._store.get(everybody)
+
+    def leave(self) -> None:
+        """To be called last: the store may be one that goes with rank 0, which waits for the others."""
+        if self._rank:
+            self._store.set(f"left/{self._rank}", "")
+        else:
+            with suppress(RuntimeError):
+                self._store.wait(
+                    [f"left/{rank}" for rank in range(1, self._size)], timedelta(seconds=LEAVE_S)
+                )
 
 
-class _GroupMeeting:
-    """Ranks that meet by a group of torch."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-
-    def gathered(self, part: Part) -> list[Part]:
-        parts: list[Part] = [part] * self._group.size()
-        dist.all_gather_object(parts, part, self._group)
-        return parts
-
-    def meet(self) -> None:
-        dist.barrier(self._group)
-
-
-def measure(network: Network, group: dist.ProcessGroup, effort: Effort) -> Measurements:
-    """Measure everything; all ranks of the group call it and get the same answer.
+def measure(network: Network, meeting: Meeting, effort: Effort) -> Measurements:
+    """Measure everything; all ranks call it and get the same answer.
 
     Args:
         network: of this rank; it is connected to all others here.
-        group: of the ranks, for barriers and the exchange of results.
+        meeting: of all ranks.
         effort: how long.
 
     Raises:
@@ -98,7 +123,7 @@ def measure(network: Network, group: dist.ProcessGroup, effort: Effort) -> Measu
     pairs = list(combinations(range(ranks), 2))
     plan = solo_rounds(ranks, parallel=parallel), broad_loads(ranks)
     rounds = matchings(ranks) if parallel else [(pair,) for pair in pairs]
-    return _Session(network, _GroupMeeting(group), effort).run(rounds, *plan)
+    return _Session(network, meeting, effort).run(rounds, *plan)
 
 
 def measure_cables(
@@ -220,50 +245,103 @@ class _Session:
         ]
 
 
-_PREFIX = "arborcast/probe"
-
-
 def run(
     *,
     prepare: Callable[[int], int],
     conclude: Callable[[Measurements], int],
     effort: Effort,
     transport: str,
-    address: str | None = None,
 ) -> int:
     """Measure between all processes that torchrun started; the exit status, the same on all ranks.
 
     Args:
-        prepare: on rank 0 before the measurement, with the number of ranks; returns the status to end with,
-            0 to go on. What it has to say it says before: torchrun ends all ranks soon after one.
-        conclude: on rank 0 after it; returns the status, and the same holds.
+        prepare: see `joined`.
+        conclude: likewise, with what was measured.
         effort: how long to measure.
         transport: of `Network`.
-        address: likewise.
+
+    Raises:
+        ExecutionError: a rank is gone, does not come or does not answer.
+    """
+
+    def explored(here: Here) -> Measurements:
+        with here.network(transport=transport) as network:
+            return measure(network, here.meeting, effort)
+
+    return joined(prepare, explored, conclude, effort.timeout_s)
+
+
+@dataclass(frozen=True)
+class Here:
+    """One of the processes that torchrun started, among the others.
+
+    Attributes:
+        store: that they share, and nobody else, nor they when torchrun starts them again.
+        rank: this one.
+        size: how many there are.
+        meeting: of all of them.
+        timeout_s: after which a rank that does nothing is given up.
+        conclusion: what followed from the words of all.
+    """
+
+    store: Store
+    rank: int
+    size: int
+    meeting: Meeting
+    timeout_s: float
+    conclusion: Any
+
+    @contextmanager
+    def network(self, **settings: Any) -> Iterator[Network]:
+        """Of this rank; where something fails, the others hear why. Settings as for `Network`."""
+        store = PrefixStore("channels", self.store)
+        network = Network(store, self.rank, self.size, timeout_s=self.timeout_s, **settings)
+        try:
+            yield network
+        except Exception as error:
+            network.abort(f"gave up: {error}")
+            raise
+        network.close()
+
+
+def joined(
+    prepare: Callable[[int], int],
+    explore: Callable[[Here], Found],
+    conclude: Callable[[Found], int],
+    timeout_s: float,
+    word: Callable[[Store], object] = lambda _: None,
+    concluded: Callable[[list[Any]], object] = lambda _: None,
+) -> int:
+    """What `synth probe` does on all processes that torchrun started; the exit status, the same on all ranks.
+
+    Args:
+        prepare: on rank 0 before the rest, with the number of ranks; returns the status to end with, 0 to go
+            on. What it has to say it says before: torchrun ends all ranks soon after one.
+        explore: on all ranks.
+        conclude: on rank 0 with what it found; returns the status, and the same holds.
+        timeout_s: after which a rank that does nothing is given up.
+        word: of the job's store, what this rank says first.
+        concluded: on rank 0, what follows from the words of all.
 
     Raises:
         ExecutionError: a rank is gone, does not come or does not answer.
     """
     torch.set_num_threads(1)
-    with job_group("probe", effort.timeout_s):
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        if status := _told(prepare(ranks) if rank == 0 else 0):
-            return status
-        store = dist.distributed_c10d.PrefixStore(_PREFIX, dist.distributed_c10d._get_default_store())
-        network = Network(
-            store, rank, ranks, timeout_s=effort.timeout_s, transport=transport, address=address
-        )
-        try:
-            measured = measure(network, dist.distributed_c10d._get_default_group(), effort)
-        except Exception as error:
-            network.abort(f"gave up: {error}")
-            raise
-        network.close()
-        return _told(conclude(measured) if rank == 0 else 0)
-
-
-def _told(status: int) -> int:
-    """The status that rank 0 says."""
-    said = torch.tensor([status])
-    dist.broadcast(said, src=0)
-    return int(said)
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        job, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+        job.set_timeout(timeout)
+        store = PrefixStore("arborcast/probe", job)
+        name, conclusion = meet(store, rank, size, word(store), concluded, timeout_s=timeout_s)
+        own = PrefixStore(name, store)
+        here = Here(own, rank, size, Meeting(PrefixStore("meeting", own), rank, size), timeout_s, conclusion)
+        status = max(here.meeting.gathered(prepare(size) if rank == 0 else 0))
+        if not status:
+            found = explore(here)
+            status = max(here.meeting.gathered(conclude(found) if rank == 0 else 0))
+        here.meeting.leave()
+        return status
+    except ExecutionError:
+        raise
+    except RuntimeError as error:  # of the store
+        raise one_line("probe", error) from error

@@ -31,7 +31,7 @@ def topology_file(found: Inference, measured: Measurements) -> str:
 def cables_file(found: FoundCables, topology: Topology) -> str:
     """The same of cables."""
     head = [
-        "Measured by `synth probe --cables`. Bandwidths are GB/s (1e9 bytes), latencies one way in us.",
+        f"Measured by `synth probe --cables`. {_UNITS}",
         f"Rates: each direction of each cable alone, {_repeats(found.measured)} times, over TCP.",
         *describe_cables(found),
         *found.notes,
@@ -57,16 +57,13 @@ def cables_document(found: FoundCables, topology: Topology) -> dict[str, Any]:
     }
 
 
+_UNITS = "Bandwidths are GB/s (1e9 bytes), latencies one way in us."
+
+
 def _head(found: Inference, measured: Measurements) -> Iterator[str]:
-    alone = "one pair at a time" if measured.exact else "disjoint pairs at the same time (--parallel-rounds)"
-    yield "Measured by `synth probe`. Bandwidths are GB/s (1e9 bytes), latencies one way in us."
-    yield f"Rates of pairs: {alone}, {_repeats(measured)} times each. Transport: {transports(measured)}."
-    for host, ranks in hosts(measured).items():
-        yield f"host {host}: ranks {', '.join(map(str, ranks))}"
-    yield f"Shape: {describe_shape(found)}."
+    yield f"Measured by `synth probe`. {_UNITS}"
+    yield from describe(found, measured)
     yield "Rates that the measurement cannot tell apart are made equal, all are rounded to two digits."
-    if measured.message_us is not None:
-        yield f"Messages: {_costs(measured)} (message_us; latencies include it)."
     for miss in found.misses:
         yield f"NOT EXPLAINED {miss}"
 
@@ -128,11 +125,11 @@ TABLE_HEADER = ("pair", "latency us", "GB/s", "spread", "loaded GB/s")
 def describe(
     found: Inference,
     measured: Measurements,
-    comparison: Discrepancies | None,
-    output: Path | None,
+    comparison: Discrepancies | None = None,
+    output: Path | None = None,
     like: Resemblance | None = None,
 ) -> Iterator[str]:
-    """The lines under the table."""
+    """The lines under the table, which head the file, too."""
     alone = "each pair alone" if measured.exact else "disjoint pairs at once, so rates alone may be higher"
     for host, ranks in hosts(measured).items():
         yield f"host       {host}: ranks {', '.join(map(str, ranks))}"

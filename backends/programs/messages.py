@@ -13,6 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 
+from arborcast.backends.lowering.rank_view import refuse_switches
 from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.schedule import Schedule
@@ -71,13 +72,12 @@ def messages_of(
         that, the rate in GB/s.
 
     Raises:
-        ProgramError: no bytes, transfers end at switches, or there are too many messages.
+        InputError: no bytes, transfers end at switches, or there are too many messages.
     """
     if size_bytes < 1:
         raise ProgramError(f"size must be at least 1 byte, got {size_bytes}")
+    refuse_switches(schedule, "simulators")
     explicit = schedule.expand()
-    if explicit.uses_switches:
-        raise ProgramError("simulators' switches neither add nor multicast; solve with --no-in-network")
     if pieces < 1:
         raise ProgramError(f"pieces must be at least 1, got {pieces}")
     count = sum(len(transfer.hops) for transfer in explicit.transfers) * pieces

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from arborcast.backends.programs.exporting.export import check_schedule
 from arborcast.backends.programs.formats import UNKNOWN_TOPOLOGY, Files
 from arborcast.backends.programs.msccl.elements import Element, parse
 from arborcast.backends.programs.program import ProgramError
@@ -96,16 +97,11 @@ def export_graphs(schedule: AnySchedule) -> NcclGraphs:
     """The rings or chains that a schedule is made of.
 
     Raises:
-        ProgramError: the schedule is not one that NCCL can run by rings or chains; what is in the way.
+        InputError: the schedule is not one that NCCL can run by rings or chains; what is in the way.
     """
+    check_schedule(schedule, TREE_KINDS, "a graph of NCCL")
     explicit = schedule.expand()
     collective, topology = explicit.collective, explicit.topology
-    if collective.kind not in TREE_KINDS:
-        raise ProgramError(f"{collective.kind}: NCCL runs it by sends, not by rings or chains")
-    if collective.ranks != tuple(range(topology.ranks)):
-        raise ProgramError(f"{collective.kind}: all ranks are in NCCL's rings, in their order")
-    if explicit.uses_switches:
-        raise ProgramError("NCCL's rings end at no switches; solve with --no-in-network")
     of_chunk: dict[int, list[Transfer]] = defaultdict(list)
     for transfer in explicit.transfers:
         of_chunk[transfer.chunk].append(transfer)

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
+from arborcast.backends.programs.exporting.export import check_schedule
 from arborcast.backends.programs.formats import Files
 from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.api import bound
@@ -34,7 +35,7 @@ from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Link, Topology
 
-NAMES = {kind: kind.value.title().replace("-", "") for kind in NAMED_KINDS}
+NAMES: dict[Kind, str] = {kind: kind.value.title().replace("-", "") for kind in NAMED_KINDS}
 """Our kinds by the names of its command line, which its collectives' names begin with."""
 
 MOST_RANKS = 1024
@@ -101,11 +102,10 @@ def write(schedule: AnySchedule) -> str:
         ProgramError: switches, ranks left out, too many sends of chunks of one size, or a send that replaces
             what its receiver has to add: of the steps of a sum the file says no more than who sends.
     """
+    check_schedule(schedule, NAMES, "SCCL")
     explicit = schedule.expand()
     collective, topology = explicit.collective, explicit.topology
     kind = collective.kind
-    if kind not in NAMES or collective.ranks != tuple(range(topology.ranks)):
-        raise ProgramError(f"{kind}: SCCL has built-in collectives among all ranks, in their order")
     if topology.switches:
         raise ProgramError(f"{topology.name}: topologies without switches go to SCCL's files")
     unit, addresses = _addresses_of(explicit)

@@ -39,19 +39,8 @@ PLAN_US = 5000
 """What a plan of 8 ranks costs from sizes to a graph; it grows with the square of the ranks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What serves an exchange, in words."""
-
-    words: str
-
-    def __str__(self) -> str:
-        """As logs show it."""
-        return self.words
-
-
-PAIRWISE = Served("pairwise")
-PLANNED = Served("ways planned for its sizes")
+PAIRWISE, PLANNED = "pairwise", "ways planned for its sizes"
+"""What serves an exchange, in words."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +55,7 @@ class Exchange:
 
     graph: TaskGraph
     digest: bytes
-    served: Served
+    served: str
 
 
 class Exchanges:

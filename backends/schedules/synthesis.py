@@ -27,7 +27,7 @@ from arborcast.backends.schedules.schedule_table import TABLE_FORMAT, ScheduleTa
 from arborcast.backends.schedules.selection import GroupSelection
 from arborcast.synth.api import Approach, approach
 from arborcast.synth.chunks.solvers.cache import ChunkCache
-from arborcast.synth.chunks.solvers.solver_child import Worker, WorkerDiedError, wait
+from arborcast.synth.chunks.solvers.solver_child import Worker, WorkerDiedError, next_answer, wait
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.compile_kernels import warm_once
 from arborcast.synth.deadline import Deadline
@@ -228,7 +228,7 @@ def _by(
     wanted = SolveOptions(deadline_s=options.deadline_s * COMPARED_PART, cache=options.cache)
     with _notice(f"looking for schedules of {what}, for up to {options.deadline_s:g} s; they are kept"):
         asked = fabric, collective, options.method, wanted, cores, options.bits
-        worker.start(what, first_table, *asked)
+        worker.start(what, next_answer, tables, *asked)
         if not wait([worker], deadline):
             raise TimedOutError(late)
         return _result(worker, what, late, deadline)
@@ -242,7 +242,7 @@ def _result(worker: Worker, what: str, late: str, deadline: Deadline) -> Schedul
         raise TimedOutError(late, error.best) from error
     if not first.is_cut_short:
         return first
-    worker.start(what, whole_table)
+    worker.start(what, next_answer)
     whole: ScheduleTable | None = worker.result() if wait([worker], deadline) else None
     return first if whole is None else whole
 
@@ -259,34 +259,6 @@ def _notice(line: str) -> Iterator[None]:
         timer.cancel()
 
 
-_held: list[Iterator[ScheduleTable]] = []
-"""In the child: where its one question stands between the two tasks."""
-
-
-def first_table(
-    fabric: Topology | Faulty,
-    collective: Collective,
-    method: str,
-    wanted: SolveOptions,
-    cores: int | None,
-    bits: str,
-) -> ScheduleTable:
-    """In the child: the first table that there is; cut short unless there is nothing to compare it with.
-
-    Raises:
-        InputError: see `synthesize_table`, like the next one.
-        InfeasibleError: some rank cannot be reached.
-        TimedOutError: the deadline passed first.
-    """
-    _held[:] = [tables(fabric, collective, method, wanted, cores, bits)]
-    return next(_held[0])
-
-
-def whole_table() -> ScheduleTable | None:
-    """In the child: the table of all that was compared; None where the first is all there is."""
-    return next(_held[0], None)
-
-
 def tables(
     fabric: Topology | Faulty,
     collective: Collective,
@@ -297,8 +269,13 @@ def tables(
 ) -> Iterator[ScheduleTable]:
     """The table of the first schedule, and then that of all candidates by the deadline of what is wanted.
 
-    There is only one table for one method, and where the first schedule took until the deadline. Errors are
-    those of `first_table`.
+    There is only one table for one method, and where the first schedule took until the deadline. The first is
+    cut short unless there is nothing to compare it with.
+
+    Raises:
+        InputError: see `synthesize_table`, like the next one.
+        InfeasibleError: some rank cannot be reached.
+        TimedOutError: the deadline passed first.
     """
     asked = approach(fabric, collective, method, wanted)
     yield from _compared(asked.candidates(), cores, bits) if method == "auto" else _only(asked, bits)

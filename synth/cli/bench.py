@@ -97,7 +97,8 @@ class _Run:
     def run(self, timeout_s: float) -> None:
         """Measure; exit status 1 where a rank failed or elements are wrong."""
         from arborcast.backends.errors import ExecutionError
-        from arborcast.backends.measure.launch import RunError, run_local, see_what_runs_need
+        from arborcast.backends.measure.job import RunError
+        from arborcast.backends.measure.launch import run_local, see_what_runs_need
 
         see_what_runs_need()
         try:

@@ -212,7 +212,8 @@ def run(
             )
         run_program(file, collective, root, size or sizes, iterations, as_json)
         return
-    from arborcast.backends.measure import launch
+    from arborcast.backends.measure.job import RunError
+    from arborcast.backends.measure.launch import run_schedule
     from arborcast.backends.measure.nccl_tests import TITLES, row_line
     from arborcast.synth.formats.sizes import size_range
 
@@ -225,7 +226,7 @@ def run(
         )
     with progress(f"running {file} on {schedule.topology.ranks} processes", quiet=as_json):
         try:
-            rows = launch.run_schedule(
+            rows = run_schedule(
                 schedule,
                 size_bytes=(0,) if sizes == "0" else size_range(sizes),
                 dtype=dtype,
@@ -234,7 +235,7 @@ def run(
                 warmup=warmup,
                 timeout_s=deadline,
             )
-        except launch.RunError as error:
+        except RunError as error:
             raise NotCorrectError(f"{file}: {error}") from error
     wrong = next((row for row in rows if row.wrong), None)
     document = {"correct": wrong is None, "rows": [row.to_document() for row in rows], "backend": "gloo"}

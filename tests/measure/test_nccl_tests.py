@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from arborcast import synth, topologies
 from arborcast.backends.measure import nccl_tests
-from arborcast.backends.measure.job import Row, Sweep, count_as_nccl_tests, row_of
-from arborcast.backends.measure.launch import RunError, run_local
+from arborcast.backends.measure.job import Row, RunError, Sweep, count_as_nccl_tests, row_of
+from arborcast.backends.measure.launch import run_local
 from arborcast.backends.measure.nccl_tests import sizes_between, sweep_of
 from arborcast.backends.measure.sweep import run_sweep, run_under_torchrun
 from arborcast.synth.errors import InputError, TimedOutError
@@ -30,6 +30,7 @@ from tests.support.drawn_schedules import (
     make,
     ring_allreduce,
 )
+from tests.support.forked_solvers import started_anew
 from tests.support.in_network import star, turning
 from tests.support.ranks import rendezvous, run_ranks, store_path, threads_of_gloo
 
@@ -288,7 +289,7 @@ def test_rows_come_one_by_one_and_an_interruption_leaves_no_process(monkeypatch:
             ends.extend(map(os.pidfd_open, workers(mark)))
             raise KeyboardInterrupt  # as Ctrl-C does while we wait
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), started_anew():
         run_local(sweep_of(ring_allreduce(2), (8, 64, 256 << 20), iterations=2), on_row=show, timeout_s=100)
     assert [row.asked_bytes for row in seen] == [8, 64]
     assert len(ends) >= 2  # the ranks, and what they were forked from

@@ -18,7 +18,7 @@ import torch
 
 from arborcast import synth, topologies
 from arborcast.backends.probe.measurements import Measurements
-from arborcast.backends.probe.measuring import Effort, measure
+from arborcast.backends.probe.measuring import Effort, Meeting, measure
 from arborcast.backends.probe.traffic import Period, flood, ping_pong
 from arborcast.backends.transport.network import Network
 from tests.support.commands import Said, run_job, run_jobs
@@ -197,8 +197,9 @@ def measured_twice(rank: int, size: int) -> list[Measurements]:
     """One after the other, and in rounds of pairs."""
     effort = Effort(pings=5, repeats=2, load_repeats=1, period=Period(0.005, 0.002))
     network = network_of(rank, size, "auto")
-    group = torch.distributed.group.WORLD
-    found = [measure(network, group, replace(effort, parallel=parallel)) for parallel in (False, True)]
+    store = torch.distributed.distributed_c10d._get_default_store()
+    meeting = Meeting(torch.distributed.PrefixStore("meeting", store), rank, size)
+    found = [measure(network, meeting, replace(effort, parallel=parallel)) for parallel in (False, True)]
     network.close()
     return found
 

@@ -177,7 +177,7 @@ def test_the_file_says_the_topology_and_every_measurement(groups: list[list[int]
     text = topology_file(found, measured)
     (tmp_path / "fabric.yaml").write_text(text)
     assert topologies.load(str(tmp_path / "fabric.yaml")) == found.topology
-    assert "# host host0: ranks 0, 1\n# host host1: ranks 2, 3\n" in text
+    assert "# host       host0: ranks 0, 1\n# host       host1: ranks 2, 3\n" in text
     for flow, rate in measured.solo.items():
         assert f"# {flow[0]}->{flow[1]} " in text
         assert f"{rate.minimum:.3g}/{rate.median:.3g}/{rate.maximum:.3g}" in text

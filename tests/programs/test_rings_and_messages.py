@@ -97,7 +97,7 @@ def test_the_file_says_for_whom_it_is(method: str, algorithm: str) -> None:
 def test_what_is_no_ring_is_refused() -> None:
     with pytest.raises(ProgramError, match="chunk 0: forks or joins at rank 0"):
         nccl_graph.export_graphs(synth.solve(load("ring:4"), "allgather"))
-    with pytest.raises(ProgramError, match="alltoall: NCCL runs it by sends"):
+    with pytest.raises(ProgramError, match="alltoall: a graph of NCCL runs broadcast"):
         nccl_graph.export_graphs(synth.solve(load("ring:4"), "alltoall"))
 
 

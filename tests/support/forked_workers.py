@@ -1,4 +1,4 @@
-"""Workers of `measure.launch` that are forked from a process with torch, in place of programs that import it.
+"""Children of `measure.launch` that are forked from a process with torch, not programs that import it.
 
 Tests say `@pytest.mark.usefixtures("forked_workers")`. One of `tests/measure/test_nccl_tests.py` does not: it
 interrupts the program that users get.
@@ -8,66 +8,66 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
 
+from arborcast.synth.chunks.solvers import solver_child
 from tests.support.ranks import PROCESSES
-from tests.support.waiting import until
+
+_ITS_MODULE: Any = solver_child
 
 
 def forks_workers(patch: pytest.MonkeyPatch) -> None:
-    """Have `launch` fork its workers."""
-    from arborcast.backends.measure import launch
+    """Have children with torch be forked."""
+    popen = _ITS_MODULE.subprocess.Popen
 
-    patch.setattr(launch, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": ForkedWorker}))
+    def fork(command: list[str], **settings: Any) -> Any:
+        with_torch = command[-1] == "arborcast.backends.measure.worker"
+        return (ForkedWorker if with_torch else popen)(command, **settings)
+
+    patch.setattr(_ITS_MODULE, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": fork}))
 
 
 class ForkedWorker:
-    """What `launch` asks of `subprocess.Popen`, for `python -m arborcast.backends.measure.worker`."""
+    """What `Worker` asks of `subprocess.Popen`."""
 
     def __init__(
-        self, command: list[str], *, env: dict[str, str], stdout: IO[bytes], pass_fds: tuple[int], **_: Any
+        self, command: list[str], *, env: dict[str, str], stdout: IO[bytes], pass_fds: Sequence[int], **_: Any
     ) -> None:
-        assert command[1:3] == ["-m", "arborcast.backends.measure.worker"]
-        mouth = Connection(os.dup(pass_fds[0]), readable=False)
-        self._process = PROCESSES.Process(target=_work, args=(command[3], mouth, stdout.name, env))
+        ends = [Connection(os.dup(it), readable=False) for it in (pass_fds[0], stdout.fileno())]
+        self._process = PROCESSES.Process(target=_work, args=(*ends, env))
         self._process.start()
-        mouth.close()
+        for end in ends:
+            end.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
-        until(self._leads_a_group)  # which can be ended
-
-    def _leads_a_group(self) -> bool:
-        try:
-            return os.getpgid(self.pid) == self.pid
-        except ProcessLookupError:
-            return True
 
     def poll(self) -> int | None:
         return self._process.exitcode
 
-    def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if (status := self.poll()) is None:
-            assert timeout is not None
-            raise subprocess.TimeoutExpired("worker", timeout)
+    def wait(self) -> int:
+        self._process.join()
+        status = self.poll()
+        assert status is not None
         return status
 
+    def kill(self) -> None:
+        self._process.kill()
 
-def _work(folder: str, mouth: Connection, log: str, env: dict[str, str]) -> None:
-    from arborcast.backends.measure import worker
 
-    with Path(log).open("ab") as output:
-        for stream in (1, 2):
-            os.dup2(output.fileno(), stream)
+def _work(connection: Connection[Any, Any], output: Connection[Any, Any], env: dict[str, str]) -> None:
+    from arborcast.backends.measure import worker  # noqa: F401  (it is in this process already)
+    from arborcast.synth.chunks.solvers import solver_process
+
+    os.setsid()
+    for stream in (1, 2):
+        os.dup2(output.fileno(), stream)
     os.environ.clear()
     os.environ.update(env)
-    os.setsid()
-    pipe = os.dup(mouth.fileno())  # which the worker closes
-    mouth.close()
-    sys.exit(worker.main(Path(folder), pipe))
+    descriptor = os.dup(connection.fileno())
+    connection.close()
+    solver_process.main(descriptor, 0, os.getppid(), ())

@@ -15,6 +15,7 @@ from fractions import Fraction
 from functools import partial
 
 from arborcast.backends.lowering.layout import blocks_in
+from arborcast.backends.lowering.rank_view import refuse_switches
 from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.blocks import thread_blocks
 from arborcast.backends.programs.exporting.logical import ChunkAction, Ranks
@@ -55,11 +56,9 @@ def export_program(
         name: what the program is called.
 
     Raises:
-        ProgramError: MSCCL has no such collective, or the schedule does not fit: which limit, by how much.
+        InputError: MSCCL has no such collective, or the schedule does not fit: which limit, by how much.
     """
     check_schedule(schedule, KINDS, "MSCCL")
-    if schedule.uses_switches:
-        raise ProgramError("MSCCL has no switches that add or multicast; solve with --no-in-network")
     explicit, units = in_units(schedule, chunks)
     _check_units(units, schedule.collective)
     ranks = Ranks(explicit, units, MSCCL.count, in_place=in_place)
@@ -211,12 +210,17 @@ def _apportion(shares: list[Fraction], units: int) -> list[int]:
     return whole
 
 
-def check_schedule(schedule: AnySchedule, kinds: Collection[Kind], runtime: str) -> None:
-    """Refuse what no program of a runtime does.
+def check_schedule(
+    schedule: AnySchedule, kinds: Collection[Kind], runtime: str, *, in_network: bool = False
+) -> None:
+    """Refuse what no program of a runtime does, whose switches add and multicast where `in_network` says so.
 
     Raises:
-        ProgramError: another collective, not all ranks in their order, or too many transfers.
+        InputError: another collective, not all ranks in their order, too many transfers, or switches that do
+            more than the runtime's.
     """
+    if not in_network:
+        refuse_switches(schedule, runtime)
     collective, topology = schedule.collective, schedule.topology
     if collective.kind not in kinds:
         raise ProgramError(f"{collective.kind}: {runtime} runs {', '.join(kinds)}")

@@ -213,7 +213,7 @@ def _check(schedule: AnySchedule, protocol: Protocol, ranks_per_host: int | None
             f"{collective.kind}: MSCCL++'s executor divides the bytes of both buffers by their chunks on "
             f"every rank, and ranks besides the root have but one; it runs {', '.join(KINDS)}"
         )
-    check_schedule(schedule, KINDS, "MSCCL++")
+    check_schedule(schedule, KINDS, "MSCCL++", in_network=True)
     if protocol is Protocol.LL128:
         raise ProgramError("MSCCL++ has protocols Simple and LL, got LL128")
     if schedule.uses_switches and (ranks_per_host or topology.ranks) < topology.ranks:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar, cast
@@ -140,11 +140,13 @@ class Worker:
                 raise WorkerDiedError(f"{self.solver}: {self._out_of_memory}")
 
     def kill(self) -> None:
-        """End the process, whatever it does, and wait until it is gone."""
+        """End the process, whatever it does, with all that it has forked, and wait until it is gone."""
         self._has_ended = True
         self.is_busy = False
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
         self.connection.close()
         self._complaints.close()
@@ -169,6 +171,17 @@ class Worker:
             return f"its process was ended by {_name_of_signal(-status)}"
         lines = complaint.strip().splitlines()
         return f"its process ended with status {status}: {lines[-1] if lines else 'without a word'}"
+
+
+_answers: list[Iterator[Any]] = []
+"""In a child: where its question stands between two answers."""
+
+
+def next_answer(question: Callable[..., Iterator[Any]] | None = None, *args: Any) -> Any:
+    """In a child: the next thing that a question gives, None after the last; with a question, the first."""
+    if question is not None:
+        _answers[:] = [question(*args)]
+    return next(_answers[0], None)
 
 
 def wait(workers: Collection[Worker], deadline: Deadline) -> list[Worker]:
