@@ -1,8 +1,8 @@
 """Searches whose answers and times are written in their names.
 
 `found_2_10_0_50` finds something in its third slice (counted from 0) after sleeping 10, 0 and 50 ms in the
-three; `impossible_...` proves that there is nothing, `claimed_...` says so without proof; `hungry_...` finds
-something, too, and takes 600 MiB from its first slice on. What it finds says its seed and the efforts it had.
+three; `impossible_...` proves that there is nothing, `claimed_...` says so without proof. What it finds says
+its seed and the effort that it had.
 """
 
 from __future__ import annotations
@@ -12,31 +12,28 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 from arborcast.synth.chunks.problem.orbits import OrbitSend
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Unknown
+from arborcast.synth.chunks.solvers.portfolio import effort_of
 from arborcast.synth.errors import Prover
 
 
 class Scripted:
     def __init__(self, answer: str, at: int, delays_ms: list[int], seed: int) -> None:
         self.answer, self.at, self.delays_ms, self.seed = answer, at, delays_ms, seed
-        self.efforts: list[int] = []
-        self.memory = b""
 
     def run(self, effort: int | None) -> Outcome:
         assert effort is not None
-        index = len(self.efforts)
-        self.efforts.append(effort)
+        index = next(index for index in count() if effort <= effort_of(index))
         time.sleep((self.delays_ms[index] if index < len(self.delays_ms) else 0) / 1000)
-        if self.answer == "hungry":
-            self.memory = self.memory or bytearray(600 << 20)
         if index < self.at:
             return Unknown()
         match self.answer:
-            case "found" | "hungry":
-                return Feasible(tuple(self.efforts), (OrbitSend(0, 0, 0, self.seed),))
+            case "found":
+                return Feasible((effort,), (OrbitSend(0, 0, 0, self.seed),))
             case "impossible":
                 return Infeasible(Prover.CADICAL)
             case "claimed":
@@ -52,7 +49,7 @@ class Scripted:
 
 def __getattr__(name: str) -> Callable[..., Scripted]:
     answer, at, *delays = name.split("_")
-    if answer not in {"found", "hungry", "impossible", "claimed", "segfault", "error", "never"}:
+    if answer not in {"found", "impossible", "claimed", "segfault", "error", "never"}:
         raise AttributeError(name)
 
     def make(instance: Instance, seed: int = 0) -> Scripted:
