@@ -95,7 +95,7 @@ class PortfolioResult:
 
 def effort_of(index: int) -> int:
     """The effort of a slice, counted from 0: a little more than `GROWTH` times that of the one before."""
-    return FIRST_EFFORT * sum(GROWTH**each for each in range(index + 1))
+    return sum(FIRST_EFFORT * int(GROWTH**each) for each in range(index + 1))
 
 
 def run_portfolio(
