@@ -11,7 +11,7 @@ import typer
 from arborcast.synth.cli.console import Stopwatch, print_json, print_lines
 from arborcast.synth.cli.description import describe_solution
 from arborcast.synth.cli.inputs import kept, load_fabric, say_infeasible
-from arborcast.synth.cli.options import AsJson, FabricOptions, about_a_fabric, option, writable
+from arborcast.synth.cli.options import AsJson, FabricOptions, about_a_fabric, target
 from arborcast.synth.errors import InfeasibleError, InputError
 
 MOST_MATRIX_BYTES = 1 << 26
@@ -24,7 +24,7 @@ def alltoallv(
         Path,
         typer.Argument(help="CSV or JSON: bytes from each rank (row) to each rank (column)", metavar="SIZES"),
     ],
-    output: Annotated[Path | None, option("-o", "--output", "write the schedule here")] = None,
+    output: Annotated[Path | None, target("-o", "--output", "write the schedule here")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan an alltoall of blocks of any sizes, with proof.
@@ -34,7 +34,6 @@ def alltoallv(
     from arborcast import synth
     from arborcast.synth.alltoallv.pairwise import pairwise
 
-    writable(output)
     matrix = read_matrix(sizes)
     on = load_fabric(fabric)
     planner = synth.AlltoallvPlanner(on.topology, ranks=on.taking_part)

@@ -48,9 +48,10 @@ from arborcast.synth.cli.options import (
     Picture,
     Root,
     about_a_fabric,
+    in_bytes,
     option,
+    target,
     with_voice,
-    writable,
 )
 from arborcast.synth.cli.order import order
 from arborcast.synth.cli.pareto import pareto
@@ -128,7 +129,7 @@ def topologies(as_json: AsJson = False) -> None:
 def show(
     fabric: FabricOptions,
     picture: Picture = None,
-    infragraph: Annotated[Path | None, option("--infragraph", "write it here as InfraGraph's YAML")] = None,
+    infragraph: Annotated[Path | None, target("--infragraph", "write it here as InfraGraph's YAML")] = None,
     output: OldPicture = None,
     as_json: AsJson = False,
 ) -> None:
@@ -136,8 +137,6 @@ def show(
     from arborcast.synth.formats import topology_to_document
 
     picture = picture or output
-    writable(picture)
-    writable(infragraph)
     on = load_fabric(fabric)
     topology, parts = on.topology, on.parts()
     if infragraph is not None:
@@ -174,7 +173,7 @@ def bound(
     collective: CollectiveName,
     root: Root = None,
     size: Annotated[
-        str | None, typer.Option("--size", help="and the least time of a buffer of this size, such as 64KiB")
+        int | None, in_bytes("--size", "and the least time of a buffer of this size, such as 64KiB")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

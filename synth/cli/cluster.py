@@ -25,7 +25,7 @@ from arborcast.synth.cli.options import (
     Rates,
     number,
     option,
-    writable,
+    target,
 )
 from arborcast.synth.errors import InputError
 
@@ -85,7 +85,7 @@ def cluster(
             metavar="NAME=GB/S,...",
         ),
     ] = None,
-    output: Annotated[Path | None, option("-o", "--output", "write the topology file here (YAML)")] = None,
+    output: Annotated[Path | None, target("-o", "--output", "write the topology file here (YAML)")] = None,
     gpu: Gpu = None,
     pcie: Pcie = None,
     between_sockets: BetweenSockets = None,
@@ -103,7 +103,6 @@ def cluster(
     from arborcast.topologies.rates import Rates
     from arborcast.topologies.readers.cluster_documents import Hosts, read_cluster
 
-    writable(output)
     if link_rates is not None:
         _write_rated(hosts, link_rates, output, as_json)
         return

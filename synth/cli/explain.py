@@ -33,7 +33,6 @@ from arborcast.synth.cli.options import (
     Seed,
     about_a_fabric,
     option,
-    writable,
 )
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError
 from arborcast.synth.formats.sizes import format_size, parse_size
@@ -139,7 +138,6 @@ def explain(
     from arborcast.synth.solve_options import SolveOptions
 
     size_bytes = parse_size(size)
-    writable(picture)
     on = load_fabric(fabric)
     asked = collective_on(collective, on, root)
     with (

@@ -27,6 +27,7 @@ from arborcast.synth.cli.options import (
     FabricOptions,
     Seed,
     about_a_fabric,
+    in_bytes,
     number_of,
     option,
     rank_list,
@@ -70,7 +71,7 @@ def groups(
     relays: Annotated[
         bool, option("--relays/--no-relays", "whether ranks outside a group may forward for it")
     ] = True,
-    size: Annotated[str | None, option("--size", "simulate all at once, with buffers of this size")] = None,
+    size: Annotated[int | None, in_bytes("--size", "simulate all at once, with buffers of this size")] = None,
     deadline: Deadline = None,
     seed: Seed = 0,
     output: Annotated[
@@ -83,14 +84,12 @@ def groups(
     The slowest is as fast as possible, then the next slowest, with proof.
     """
     from arborcast.synth.formats.atomic import check_folder
-    from arborcast.synth.formats.sizes import parse_size
     from arborcast.synth.groups.fair_solver import solve_groups
     from arborcast.synth.groups.group_folder import write_groups
     from arborcast.synth.groups.shared_simulator import simulate_groups
 
     if output is not None:
         check_folder(output)
-    size_bytes = None if size is None else parse_size(size)
     on = load_fabric(fabric)
     topology = on.topology
     collectives, weights = _asked(topology, group or [], mesh, along or [], weight or [])
@@ -101,7 +100,7 @@ def groups(
             topology, collectives, weights=weights, relays=relays, seed=seed, deadline_s=deadline
         )
         _verified(found)
-        timings = simulate_groups(found, [size_bytes] * len(found.groups)) if size_bytes else None
+        timings = simulate_groups(found, [size] * len(found.groups)) if size else None
     files = None if output is None else write_groups(found, output)
     document = groups_document(found, timings, files, watch.seconds, output)
     answer(as_json, document, lambda: describe_groups(found, document))

@@ -5,14 +5,14 @@ Shared by the commands; the packages that they load are imported inside.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arborcast.synth.cli.console import Json, print_json
+from arborcast.synth.cli.console import Json, print_json, print_lines
 from arborcast.synth.cli.options import FabricOptions, number_of, rank_list
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 
@@ -181,6 +181,22 @@ def read_correct(file: Path) -> AnySchedule:
     if not verdict.correct:
         raise NotCorrectError(f"{file}: not correct: {verdict.errors[0]}")
     return schedule
+
+
+def conclude(
+    file: Path, errors: Sequence[str], as_json: bool, document: Json, lines: Callable[[], Iterable[str]]
+) -> None:
+    """Say a verdict on a file: the document, or that it is correct and the lines.
+
+    Raises:
+        NotCorrectError: there are errors.
+    """
+    if as_json:
+        print_json({"correct": not errors, **document})
+    elif not errors:
+        print_lines([f"{file}: correct", *lines()])
+    if errors:
+        raise NotCorrectError(f"{file}: not correct: {'; '.join(errors)}")
 
 
 def check_found(schedule: AnySchedule) -> None:

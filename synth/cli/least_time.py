@@ -18,24 +18,20 @@ class LeastTime:
     lines: list[str]
 
 
-def least_time_at(topology: Topology, collective: Collective, found: Bound, size: str) -> LeastTime:
+def least_time_at(topology: Topology, collective: Collective, found: Bound, size_bytes: int) -> LeastTime:
     """The least time by lines and, where they say more, by tolls.
 
     Args:
         topology: the fabric.
         collective: on it.
         found: the bound of its rate, above zero.
-        size: of the buffer, as written.
-
-    Raises:
-        InputError: no size.
+        size_bytes: of the buffer.
     """
     from arborcast.synth.bounds.layered_flows import why_no_tolls, with_least_time
     from arborcast.synth.bounds.time_limits import time_limit
     from arborcast.synth.formats.documents import tolls_to_document
-    from arborcast.synth.formats.sizes import format_size, parse_size
+    from arborcast.synth.formats.sizes import format_size
 
-    size_bytes = parse_size(size)
     why = why_no_tolls(topology, collective)
     if size_bytes and why is None:
         found = with_least_time(topology, collective, found, size_bytes)

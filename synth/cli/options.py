@@ -18,6 +18,7 @@ from arborcast.synth.cli.console import speaking
 from arborcast.synth.deadline import Deadline as RunningDeadline
 from arborcast.synth.deadline import run_until, running
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.sizes import parse_size
 
 MOST_RANKS = 1 << 16
 """As many as a topology file may have."""
@@ -51,6 +52,29 @@ def _positive(text: str, rule: str) -> float:
     return value
 
 
+def at_least_one(text: str) -> int:
+    """An option's whole number of at least 1."""
+    if whole(text) < 1:
+        raise typer.BadParameter(f"must be at least 1, got {text}")
+    return whole(text)
+
+
+def writable(output: str | Path) -> Path:
+    """The path of a file that can be written, seen before any time is spent on what it shall hold.
+
+    Raises:
+        InputError: it is a folder, or its folder does not exist or admits no file.
+    """
+    output = Path(output)
+    if output.is_dir():
+        raise InputError(f"{output}: must be a file to write, got a folder")
+    if not output.parent.is_dir():
+        raise InputError(f"{output}: its folder {output.parent} does not exist")
+    if not os.access(output if output.exists() else output.parent, os.W_OK):
+        raise InputError(f"{output}: must be writable, and is not")
+    return output
+
+
 def option(*names_and_help: str, **details: Any) -> Any:
     """An option of a command: its names, then its help; `details` are typer's."""
     *names, told = names_and_help
@@ -60,6 +84,33 @@ def option(*names_and_help: str, **details: Any) -> Any:
 def number(*names_and_help: str, metavar: str = "N") -> Any:
     """An option whose value is a whole number."""
     return option(*names_and_help, parser=whole, metavar=metavar)
+
+
+def count(*names_and_help: str, metavar: str = "N") -> Any:
+    """An option whose value is a whole number of at least 1."""
+    return option(*names_and_help, parser=at_least_one, metavar=metavar)
+
+
+def target(*names_and_help: str, metavar: str = "PATH", **details: Any) -> Any:
+    """An option that names a file to write; before anything else it is seen that it can be written."""
+    return option(*names_and_help, parser=_checked(writable), metavar=metavar, **details)
+
+
+def in_bytes(*names_and_help: str, metavar: str = "TEXT") -> Any:
+    """An option whose value is a size in bytes, such as 64KiB."""
+    return option(*names_and_help, parser=_checked(parse_size), metavar=metavar)
+
+
+def _checked(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A reader whose errors name the option, too."""
+
+    def parse(text: str) -> Any:
+        try:
+            return read(text)
+        except InputError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return parse
 
 
 def duration(*names_and_help: str) -> Any:
@@ -137,8 +188,8 @@ Dask = Annotated[str | None, option("--dask", "run the jobs on this Dask schedul
 AsJson = Annotated[bool, option("--json", "print one JSON object")]
 Verbose = Annotated[bool, option("-v", "--verbose", "say on standard error how far work has come")]
 Quiet = Annotated[bool, option("-q", "--quiet", "no progress and no warnings, errors only")]
-Picture = Annotated[Path | None, option("--picture", "draw it: .svg or .png")]
-OldPicture = Annotated[Path | None, typer.Option("-o", "--output", hidden=True)]
+Picture = Annotated[Path | None, target("--picture", "draw it: .svg or .png")]
+OldPicture = Annotated[Path | None, target("-o", "--output", "", hidden=True)]
 """How `--picture` was called before; scripts may say so."""
 Seed = Annotated[int, number("--seed", "breaks ties; the same seed gives the same schedule")]
 NoCache = Annotated[bool, option("--no-cache", "neither use nor keep answers of solvers on disk")]
@@ -284,17 +335,13 @@ def part_of_one(option: str, text: str | None) -> Fraction | None:
     return number_of(option, text, lambda part: 0 <= part < 1, "must be at least 0 and below 1")
 
 
-def writable(output: Path | None) -> None:
-    """See that a file can be written, before any time is spent on what it shall hold.
+def refuse(rule: str, **given: object) -> None:
+    """Refuse options that were given, those neither None nor False, for a reason that they share.
 
     Raises:
-        InputError: it is a folder, or its folder does not exist or admits no file.
+        InputError: names the first of them.
     """
-    if output is None:
-        return
-    if output.is_dir():
-        raise InputError(f"{output}: must be a file to write, got a folder")
-    if not output.parent.is_dir():
-        raise InputError(f"{output}: its folder {output.parent} does not exist")
-    if not os.access(output if output.exists() else output.parent, os.W_OK):
-        raise InputError(f"{output}: must be writable, and is not")
+    for name, value in given.items():
+        if value is not None and value is not False:
+            told = "" if value is True else f" {value}"
+            raise InputError(f"--{name.replace('_', '-')}{told}: {rule}")

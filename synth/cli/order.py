@@ -12,7 +12,7 @@ import typer
 
 from arborcast.synth.cli.console import Json, answer, log
 from arborcast.synth.cli.description import assumptions_document
-from arborcast.synth.cli.options import AsJson, Seed, number, option, writable
+from arborcast.synth.cli.options import AsJson, Seed, count, option, target
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.formats.words import assumed, at_most
 
@@ -48,7 +48,7 @@ def order(
         ),
     ] = None,
     ranks_per_host: Annotated[
-        int | None, number("--ranks-per-host", "ranks of each host, where neither fabric nor hosts tell")
+        int | None, count("--ranks-per-host", "ranks of each host, where neither fabric nor hosts tell")
     ] = None,
     to: Annotated[
         To,
@@ -58,7 +58,7 @@ def order(
             "each host",
         ),
     ] = "hostfile",
-    output: Annotated[Path | None, option("-o", "--output", "write the order here")] = None,
+    output: Annotated[Path | None, target("-o", "--output", "write the order here")] = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -72,7 +72,6 @@ def order(
     from arborcast.synth.baselines.host_network import HostNetwork
     from arborcast.synth.baselines.host_orders import best_order
 
-    writable(output)
     topology, named, slots = hosts_of(fabric, hosts, ranks_per_host)
     rated = slots is None
     network = HostNetwork(topology, named)
@@ -103,8 +102,6 @@ def hosts_of(
     from arborcast.topologies import load
     from arborcast.topologies.readers.schedulers import read_host_list, read_host_tree
 
-    if per_host is not None and per_host < 1:
-        raise InputError(f"--ranks-per-host: must be at least 1, got {per_host}")
     listed = None if said is None else read_host_list(said)
     tree = read_host_tree(Path(fabric))
     if tree is not None:
@@ -144,17 +141,17 @@ def _hosts_told(name: str) -> int:
 def written(names: Sequence[str], counts: Sequence[int], to: To) -> Iterator[str]:
     """The lines of a file that says the order, of hosts with so many ranks."""
     rank = 0
-    for place, (name, count) in enumerate(zip(names, counts, strict=True)):
+    for place, (name, slots) in enumerate(zip(names, counts, strict=True)):
         match to:
             case "hostfile":
-                yield f"{name} slots={count}"
+                yield f"{name} slots={slots}"
             case "slurm":
-                yield from [name] * count
+                yield from [name] * slots
             case "torchrun":
                 yield f"{name}: --nnodes {len(names)} --node-rank {place} --master-addr {names[0]}"
             case "rankfile":
-                yield from (f"rank {rank + slot}={name} slot={slot}" for slot in range(count))
-        rank += count
+                yield from (f"rank {rank + slot}={name} slot={slot}" for slot in range(slots))
+        rank += slots
 
 
 def _reachable(topology: Topology) -> Fraction | None:

@@ -23,8 +23,13 @@ from arborcast.synth.cli.options import (
     number,
     option,
     part_of_one,
+    refuse,
 )
-from arborcast.synth.errors import InputError, TimedOutError
+from arborcast.synth.errors import TimedOutError
+
+OF_STEPS = (
+    "is of the search through steps, up to 64 ranks; on more, known patterns and low trees are compared"
+)
 
 
 @about_a_fabric()
@@ -72,7 +77,7 @@ def pareto(
     wanted = collective_on(collective, on, root)
     asked = synth_api.approach(on.topology, wanted, options=SolveOptions(seed=seed, deadline_s=deadline))
     if asked.translations is not None:
-        _refuse_searches(max_steps=max_steps, tolerance=tolerance, rate_tolerance=rate_tolerance)
+        refuse(OF_STEPS, max_steps=max_steps, tolerance=tolerance, rate_tolerance=rate_tolerance)
         show_latency_bandwidth(asked, on, output, as_json)
         return
     what = f"frontier of {collective} on {topology.name}"
@@ -95,13 +100,3 @@ def pareto(
     answer(as_json, document, lambda: [*describe_frontier(found, output), *describe_forwarding(topology)])
     if found.timed_out:
         raise TimedOutError(f"{collective}: {found.why_stopped}")
-
-
-def _refuse_searches(**given: object) -> None:
-    """What only a search through steps knows has no meaning where none is made."""
-    for name, value in given.items():
-        if value is not None:
-            raise InputError(
-                f"--{name.replace('_', '-')} {value}: is of the search through steps, up to 64 ranks; "
-                "on more, known patterns and low trees are compared"
-            )

@@ -19,10 +19,12 @@ from arborcast.synth.cli.options import (
     AsJson,
     FabricOptions,
     about_a_fabric,
+    count,
     gigabytes_a_second,
-    number,
+    in_bytes,
     option,
-    writable,
+    refuse,
+    target,
 )
 from arborcast.synth.cli.plan_description import (
     comparison_document,
@@ -59,12 +61,12 @@ def plan(
     ] = "all",
     batch: Annotated[
         int | None,
-        number(
+        count(
             "--batch", "samples of a step; by default those of the profile, for a named network on each rank"
         ),
     ] = None,
-    microbatches: Annotated[int | None, number("--microbatches", "by default the best")] = None,
-    stages: Annotated[int | None, number("--stages", "by default the best")] = None,
+    microbatches: Annotated[int | None, count("--microbatches", "by default the best")] = None,
+    stages: Annotated[int | None, count("--stages", "by default the best")] = None,
     order: Annotated[OrderName | None, option("--order", "of passes; by default the best")] = None,
     recompute: Annotated[
         bool | None,
@@ -83,10 +85,10 @@ def plan(
         ),
     ] = None,
     memory: Annotated[
-        str | None, option("--memory", "limit on each rank, such as 16GiB; by default the device's")
+        int | None, in_bytes("--memory", "limit on each rank, such as 16GiB; by default the device's")
     ] = None,
     max_in_flight: Annotated[
-        int | None, number("--max-in-flight", "microbatches that a rank may keep")
+        int | None, count("--max-in-flight", "microbatches that a rank may keep")
     ] = None,
     keep_ties: Annotated[
         bool, option("--keep-ties-together", "layers that share a parameter stay on one stage")
@@ -99,10 +101,10 @@ def plan(
             "default what the topology's ranks are",
         ),
     ] = None,
-    output: Annotated[Path | None, option("-o", "--output", "write the plan here")] = None,
-    picture: Annotated[Path | None, option("--picture", "draw the plan: .svg or .png")] = None,
-    trace: Annotated[Path | None, option("--trace", "write the predicted step as a Chrome trace")] = None,
-    profile_output: Annotated[Path | None, option("--profile", "write the model's profile here")] = None,
+    output: Annotated[Path | None, target("-o", "--output", "write the plan here")] = None,
+    picture: Annotated[Path | None, target("--picture", "draw the plan: .svg or .png")] = None,
+    trace: Annotated[Path | None, target("--trace", "write the predicted step as a Chrome trace")] = None,
+    profile_output: Annotated[Path | None, target("--profile", "write the model's profile here")] = None,
     intra: Annotated[
         bool,
         option(
@@ -133,35 +135,22 @@ def plan(
     Beside ours stand the published methods on the same costs, each a plan that `--method` writes.
     """
     if intra:
-        unused = {
-            "--method": method != "all",
-            "--order": order is not None,
-            "--recompute/--keep": recompute is not None,
-            "--offload": offload is not None,
-            "--max-in-flight": max_in_flight is not None,
-            "--keep-ties-together": keep_ties,
-            "--trace": trace is not None,
-            "--profile": profile_output is not None,
-            "--compare": compared,
-        }
-        for name in (name for name, given in unused.items() if given):
-            raise InputError(f"{name}: must not be given with --intra")
+        of_layouts = {"method": None if method == "all" else method, "order": order, "offload": offload}
+        kept = {"recompute": recompute, "keep": recompute is False, "keep_ties_together": keep_ties}
+        files = {"trace": trace, "profile": profile_output}
+        refuse("must not be given with --intra", **of_layouts, **kept, **files, compare=compared)
         asked = _Inside(device, batch, microbatches, memory, stages, given, output, picture)
         _inside(model, fabric, asked, as_json)
         return
-    if given is not None:
-        raise InputError("--given: must be given with --intra only")
+    refuse("must be given with --intra only", given=given)
     from arborcast.pipeline.pictures.chrome_trace import write_chrome_trace
     from arborcast.pipeline.pictures.plan_picture import draw_plan
     from arborcast.pipeline.planning.formats import write_plan, write_profile
     from arborcast.pipeline.planning.plan_comparison import EVERY, compare
-    from arborcast.synth.formats.sizes import parse_size
 
-    written = {"-o": output, "--picture": picture, "--trace": trace, "--profile": profile_output}
-    for name, path in written.items():
-        if compared and path is not None:
-            raise InputError(f"{name}: goes with the plan of one way, not with --compare")
-        writable(path)
+    if compared:
+        files = {"output": output, "picture": picture, "trace": trace, "profile": profile_output}
+        refuse("goes with the plan of one way, not with --compare", **files)
     on = load_fabric(fabric)
     wishes: PlanWishes = {
         "batch": batch,
@@ -174,7 +163,7 @@ def plan(
         "stages": stages,
     }
     if memory is not None:
-        wishes["memory_bytes"] = parse_size(memory)
+        wishes["memory_bytes"] = memory
     watch = Stopwatch()
     with progress(f"planning {model} on {on.topology.name}", quiet=as_json):
         made, *trained_on = _called(model) if ".py:" in model else (model,)
@@ -215,7 +204,7 @@ class _Inside:
     device: str | None
     batch: int | None
     microbatches: int | None
-    memory: str | None
+    memory: int | None
     stages: int | None
     given: Path | None
     output: Path | None
@@ -233,14 +222,8 @@ def _inside(model: str, fabric: FabricOptions, asked: _Inside, as_json: bool) ->
         describe_choice,
         given_plan,
     )
-    from arborcast.synth.formats.sizes import parse_size
 
-    for path in (asked.output, asked.picture):
-        writable(path)
     batch, microbatches, plan = asked.batch, 1 if asked.microbatches is None else asked.microbatches, None
-    for name, count in {"--batch": batch, "--microbatches": microbatches, "--stages": asked.stages}.items():
-        if count is not None and count < 1:
-            raise InputError(f"{name}: must be at least 1, got {count}")
     if asked.given is not None:
         plan = given_plan(asked.given, batch, asked.microbatches, asked.stages)
         batch, microbatches = plan.batch, plan.microbatches
@@ -265,7 +248,7 @@ def _inside(model: str, fabric: FabricOptions, asked: _Inside, as_json: bool) ->
             named,
             batch=traced.training.captured.example if batch is None else batch,
             microbatches=microbatches,
-            memory_bytes=None if asked.memory is None else parse_size(asked.memory),
+            memory_bytes=asked.memory,
             stages=asked.stages,
             given=plan,
             optimizer=CATALOG[model].optimizer if model in zoo.NAMES else None,

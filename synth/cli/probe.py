@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from arborcast.synth.cli.console import fail, print_json, print_lines, progress, table
-from arborcast.synth.cli.options import AsJson, duration, number, number_of, option, rank_list, writable
+from arborcast.synth.cli.options import (
+    AsJson,
+    count,
+    duration,
+    number_of,
+    option,
+    rank_list,
+    refuse,
+    writable,
+)
 from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
@@ -83,9 +92,9 @@ def probe(
     parallel_rounds: Annotated[
         bool, option("--parallel-rounds", "measure disjoint pairs at once: fast, but not exact")
     ] = False,
-    repeats: Annotated[int, number("--repeats", "measurements of each pair alone")] = 5,
-    load_repeats: Annotated[int, number("--load-repeats", "measurements under load")] = 3,
-    pings: Annotated[int, number("--pings", "round trips measured of each pair")] = 200,
+    repeats: Annotated[int, count("--repeats", "measurements of each pair alone")] = 5,
+    load_repeats: Annotated[int, count("--load-repeats", "measurements under load")] = 3,
+    pings: Annotated[int, count("--pings", "round trips measured of each pair")] = 200,
     window: Annotated[float, duration("--window", "length of one measurement")] = 0.04,
     timeout: Annotated[float, duration("--timeout", "give up a silent rank after so long")] = 60,
     as_json: AsJson = False,
@@ -94,19 +103,11 @@ def probe(
 
     torchrun starts the processes.
     """
-    for name, value in (("--repeats", repeats), ("--load-repeats", load_repeats), ("--pings", pings)):
-        if value < 1:
-            raise InputError(f"{name} {value}: must be at least 1")
-    if check is None and (ranks is not None or absolute):
-        raise InputError(f"{'--absolute' if absolute else '--ranks'}: goes with --check SPEC only")
-    given = {
-        "--check": check,
-        "--like": like,
-        "--parallel-rounds": parallel_rounds,
-        "--transport": transport != "auto",
-    }
-    if cables and (others := [name for name, value in given.items() if value]):
-        raise InputError(f"--cables: does not go with {others[0]}")
+    if check is None:
+        refuse("goes with --check SPEC only", absolute=absolute, ranks=ranks)
+    if cables:
+        of_links = {"like": like or None, "parallel_rounds": parallel_rounds}
+        refuse("does not go with --cables", check=check, **of_links, transport=transport != "auto")
     allowed = float(number_of("--tolerance", tolerance, lambda part: part >= 0, "must not be negative"))
     _see_rendezvous()
     from arborcast.backends.errors import ExecutionError
@@ -169,7 +170,8 @@ class _Report:
         from arborcast.topologies import load
 
         try:
-            writable(self.output)
+            if self.output is not None:
+                writable(self.output)
             if self.check is not None:
                 self.given = load(self.check, ranks=None if self.ranks is None else rank_list(self.ranks))
                 if self.given.ranks != ranks:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from arborcast.backends.programs.formats import FORMATS, OPTIONS, TABLES, holds_program, runtime_of
+from arborcast.backends.programs.formats import FORMATS, TABLES, holds_program, runtime_of
 from arborcast.synth.cli.console import Json, answer, print_json, print_lines, progress
-from arborcast.synth.cli.inputs import NotCorrectError, read_correct, text_of
+from arborcast.synth.cli.inputs import NotCorrectError, conclude, read_correct, text_of
 from arborcast.synth.cli.options import (
     AsJson,
     Deadline,
@@ -18,9 +18,11 @@ from arborcast.synth.cli.options import (
     NoInNetwork,
     Root,
     collective_name,
-    number,
+    count,
     option,
     rank_list,
+    refuse,
+    target,
     writable,
 )
 from arborcast.synth.errors import InputError, TimedOutError
@@ -76,22 +78,20 @@ def export(
     ] = False,
     chunks: Annotated[
         int | None,
-        number(
+        count(
             "--chunks",
             "round shares to so many chunks of the buffer; MSCCL passes over sizes that are no "
             "multiple of them",
         ),
     ] = None,
-    channels: Annotated[
-        int | None, number("--channels", "at most so many; by default as many as fit")
-    ] = None,
+    channels: Annotated[int | None, count("--channels", "at most so many; by default as many as fit")] = None,
     sizes: Annotated[
         str | None, option("--sizes", "for which buffers, such as 1KiB:1MiB; of a table, those compared")
     ] = None,
     ranks_per_host: Annotated[
-        int | None, number("--ranks-per-host", "mscclpp: ranks of several hosts write through proxies")
+        int | None, count("--ranks-per-host", "mscclpp: ranks of several hosts write through proxies")
     ] = None,
-    pieces: Annotated[int | None, number("--pieces", "goal, chakra, jax: messages of a chunk")] = None,
+    pieces: Annotated[int | None, count("--pieces", "goal, chakra, jax: messages of a chunk")] = None,
     gpus: Annotated[
         str | None,
         option(
@@ -114,9 +114,6 @@ def export(
 
     numbers = {"chunks": chunks, "channels": channels, "ranks_per_host": ranks_per_host, "pieces": pieces}
     wishes: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
-    for name, value in wishes.items():
-        if value < 1:
-            raise InputError(f"{OPTIONS[name]} {value}: must be at least 1")
     if out_of_place:
         wishes["in_place"] = False
     if gpus is not None:
@@ -127,10 +124,8 @@ def export(
     if collective is not None:
         _export_table(source, collective, root, to, wishes, span, output, deadline, no_in_network, as_json)
         return
-    if root is not None:
-        raise InputError(f"--root {root}: the schedule has its own")
-    if no_in_network:
-        raise InputError("--no-in-network: is for tables; the schedule uses switches as it was solved")
+    refuse("the schedule has its own", root=root)
+    refuse("is for tables; the schedule uses switches as it was solved", no_in_network=no_in_network)
     if span is not None:
         wishes |= {"least_bytes": span[0], "most_bytes": span[-1]}
     _export_schedule(Path(source), to, wishes, output, as_json)
@@ -167,7 +162,7 @@ def _export_schedule(source: Path, to: str, wishes: dict[str, Any], output: Path
 def import_(
     file: File,
     topology: Annotated[str, option("--topology", "the fabric that it is for")],
-    output: Annotated[Path, option("-o", "--output", "write the schedule here")],
+    output: Annotated[Path, target("-o", "--output", "write the schedule here")],
     collective: Annotated[
         str | None, option("--collective", "what it does, where the file does not say")
     ] = None,
@@ -177,7 +172,6 @@ def import_(
     """Make a schedule of another runtime's program."""
     from arborcast import synth
 
-    writable(output)
     with progress(f"reading {file}", quiet=as_json):
         schedule = read_schedule_of_program(file, topology, collective, root)
         synth.write_schedule(schedule, output)
@@ -230,7 +224,6 @@ def verify_program(
     from arborcast.backends.programs.pacing import expected
     from arborcast.backends.programs.picture import draw_counterexample
 
-    writable(picture)
     fabric = None if topology is None else topologies.load(topology)
     if holds_schedule(file):
         _verify_schedule(file, collective, root, fabric, as_json)
@@ -241,21 +234,12 @@ def verify_program(
         found = None if fabric is None or not verdict.correct else expected(program, verdict.messages, fabric)
     if picture is not None and verdict.trace:
         draw_counterexample(verdict, picture, name=file.name)
-    if as_json:
-        print_json(_verdict_document(program, verdict, found, picture if verdict.trace else None))
-    elif verdict.correct:
-        print_lines(
-            [
-                f"{file}: correct",
-                f"  {_words(program)}",
-                *([] if found is None or fabric is None else [_rate_line(program, found, fabric)]),
-                *(f"  note  {note}" for note in verdict.notes),
-            ]
-        )
-    elif picture is not None and verdict.trace:
-        print_lines([f"drawn {picture}"])
-    if not verdict.correct:
-        raise NotCorrectError(f"{file}: not correct: {'; '.join(verdict.errors)}")
+        if not as_json:
+            print_lines([f"drawn {picture}"])
+    rate = [] if found is None or fabric is None else [_rate_line(program, found, fabric)]
+    told = [f"  {_words(program)}", *rate, *(f"  note  {note}" for note in verdict.notes)]
+    document = _verdict_document(program, verdict, found, picture if verdict.trace else None)
+    conclude(file, verdict.errors, as_json, document, lambda: told)
 
 
 def _verify_schedule(
@@ -272,15 +256,13 @@ def _verify_schedule(
         except WrongProgramError as error:
             raise NotCorrectError(str(error)) from error
         verdict = synth.verify(schedule)
-    kind = schedule.collective.kind
-    if as_json:
-        facts = {"collective": str(kind), "rate": str(schedule.rate), "bound": str(schedule.bound.rate)}
-        print_json({"correct": verdict.correct, "errors": list(verdict.errors), **facts})
-    elif verdict.correct:
-        part = of_bound(schedule.rate, schedule.bound.rate, schedule.topology)
-        print_lines([f"{file}: correct", f"  {kind}  {gigabytes(schedule.rate)}, {part}"])
-    if not verdict.correct:
-        raise NotCorrectError(f"{file}: not correct: {'; '.join(verdict.errors)}")
+    kind, bound = schedule.collective.kind, schedule.bound.rate
+    facts = {"collective": str(kind), "rate": str(schedule.rate), "bound": str(bound)}
+    part = of_bound(schedule.rate, bound, schedule.topology)
+    document = {"errors": list(verdict.errors), **facts}
+    conclude(
+        file, verdict.errors, as_json, document, lambda: [f"  {kind}  {gigabytes(schedule.rate)}, {part}"]
+    )
 
 
 def run_program(
@@ -292,8 +274,6 @@ def run_program(
     from arborcast.backends.programs.limits import chunks_together
     from arborcast.synth.formats.sizes import size_range
 
-    if orders < 1:
-        raise InputError(f"--iterations {orders}: must be at least 1")
     program = read_program(file, collective, root)
     if not program.one_sided:
         wrong = next(check_buffers(program), None)
@@ -455,7 +435,6 @@ def _verdict_document(
     program: GlobalProgram, verdict: ProgramVerdict, found: Traffic | None, picture: Path | None
 ) -> Json:
     return {
-        "correct": verdict.correct,
         "format": runtime_of(program),
         **_facts(program),
         "errors": list(verdict.errors),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from arborcast.synth.cli.console import Json, Stopwatch, answer, print_json, print_lines, progress, table
 from arborcast.synth.cli.description import describe_solution, infeasible_document
-from arborcast.synth.cli.inputs import NotCorrectError, kept, read_correct, text_of
+from arborcast.synth.cli.inputs import NotCorrectError, conclude, kept, read_correct, text_of
 from arborcast.synth.cli.options import (
     AsJson,
     Deadline,
@@ -19,7 +19,7 @@ from arborcast.synth.cli.options import (
     WithoutLink,
     WithoutRank,
     option,
-    writable,
+    target,
 )
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.formats.words import gigabytes, share
@@ -41,7 +41,7 @@ def repair(
     each_rank: Annotated[bool, option("--each-rank", "likewise for each rank that may fail")] = False,
     deadline: Deadline = None,
     seed: Seed = 0,
-    output: Annotated[Path | None, option("-o", "--output", "write the new schedule here")] = None,
+    output: Annotated[Path | None, target("-o", "--output", "write the new schedule here")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Repair a schedule around failed links and ranks.
@@ -53,7 +53,6 @@ def repair(
     from arborcast.synth.faults.backup_documents import is_spares
     from arborcast.synth.solve_options import SolveOptions
 
-    writable(output)
     options = SolveOptions(seed=seed, deadline_s=deadline)
     if each_link or each_rank:
         if without_link or without_rank:
@@ -169,12 +168,8 @@ def verify_spares(file: Path, as_json: bool) -> None:
     with progress(f"verifying {file}", quiet=as_json):
         flaws = list(spares.flaws())
     count = 1 + len(spares.differences)
-    if as_json:
-        print_json({"correct": not flaws, "schedules": count, "errors": flaws})
-    elif not flaws:
-        print_lines([f"{file}: correct, {count} schedules"])
-    if flaws:
-        raise NotCorrectError(f"{file}: not correct: {'; '.join(flaws[:3])}")
+    document = {"schedules": count, "errors": flaws}
+    conclude(file, flaws[:3], as_json, document, lambda: [f"  {count} schedules"])
 
 
 def _document(spares: BackupSchedules) -> Json:

@@ -17,16 +17,19 @@ from arborcast.synth.cli.description import (
     describe_assumptions,
     describe_comparison,
 )
-from arborcast.synth.cli.inputs import NotCorrectError, read_correct, text_of
+from arborcast.synth.cli.inputs import NotCorrectError, conclude, read_correct, text_of
 from arborcast.synth.cli.options import (
     AsJson,
     DataType,
     File,
     OldPicture,
+    count,
     duration,
+    in_bytes,
     number,
     option,
-    writable,
+    refuse,
+    target,
 )
 from arborcast.synth.cli.programs import is_program, run_program, verify_program
 from arborcast.synth.cli.repair import verify_spares
@@ -59,7 +62,7 @@ def verify(
         str | None, option("--topology", "programs: the fabric, for link loads and the bound")
     ] = None,
     picture: Annotated[
-        Path | None, option("--picture", "programs: draw who waits for whom, or what races: .svg or .png")
+        Path | None, target("--picture", "programs: draw who waits for whom, or what races: .svg or .png")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -72,55 +75,39 @@ def verify(
     from arborcast.synth.faults.backup_documents import is_spares
 
     if is_program(file):
-        if every_translate:
-            raise InputError(f"{file}: --every-translate is for schedules in implicit form")
+        refuse("is for schedules in implicit form", every_translate=every_translate)
         verify_program(file, collective, root, topology, picture, as_json)
         return
-    for name, given in (
-        ("--collective", collective),
-        ("--root", root),
-        ("--topology", topology),
-        ("--picture", picture),
-    ):
-        if given is not None:
-            raise InputError(f"{name} {given}: is for programs of other runtimes; {file} is none")
+    of_programs = {"collective": collective, "root": root, "topology": topology, "picture": picture}
+    refuse(f"is for programs of other runtimes; {file} is none", **of_programs)
     if is_spares(file):
-        if every_translate:
-            raise InputError(f"{file}: --every-translate is for schedules in implicit form")
+        refuse("is for schedules in implicit form", every_translate=every_translate)
         verify_spares(file, as_json)
         return
     schedule = synth.read_schedule(file)
     with progress(f"verifying {file}", quiet=as_json):
         verdict = synth.verify(schedule, every_translate=every_translate)
-    if as_json:
-        print_json(
-            {
-                "correct": verdict.correct,
-                "rate": str(verdict.rate),
-                "max_link_load": str(verdict.max_link_load),
-                "errors": list(verdict.errors),
-                "assumed": assumptions_document(schedule.topology),
-            }
-        )
-    elif verdict.correct:
-        print_lines(
-            [
-                f"{file}: correct",
-                f"  rate           {gigabytes(verdict.rate)}, "
-                f"{of_bound(verdict.rate, schedule.bound.rate, schedule.topology)}",
-                f"  max link load  {verdict.max_link_load}",
-                *describe_assumptions(schedule.topology),
-            ]
-        )
-    if not verdict.correct:
-        raise NotCorrectError(f"{file}: not correct: {'; '.join(verdict.errors)}")
+    document = {
+        "rate": str(verdict.rate),
+        "max_link_load": str(verdict.max_link_load),
+        "errors": list(verdict.errors),
+        "assumed": assumptions_document(schedule.topology),
+    }
+    part = of_bound(verdict.rate, schedule.bound.rate, schedule.topology)
+    told = [
+        f"  rate           {gigabytes(verdict.rate)}, {part}",
+        f"  max link load  {verdict.max_link_load}",
+    ]
+    conclude(
+        file, verdict.errors, as_json, document, lambda: [*told, *describe_assumptions(schedule.topology)]
+    )
 
 
 def simulate(
     file: File,
     sizes: Annotated[str, option("--sizes", "one size or a range that doubles")] = "64KiB:256MiB",
     picture: Annotated[
-        Path | None, option("--picture", "draw time and busbw over size: .svg or .png")
+        Path | None, target("--picture", "draw time and busbw over size: .svg or .png")
     ] = None,
     output: OldPicture = None,
     service: Annotated[
@@ -133,8 +120,8 @@ def simulate(
         ),
     ] = "priority",
     frame: Annotated[
-        str | None,
-        option(
+        int | None,
+        in_bytes(
             "--frame",
             "what a switch has of a message before it passes it on; 4KiB where some switch reduces or "
             "multicasts, whole pieces where none does",
@@ -148,18 +135,15 @@ def simulate(
 ) -> None:
     """Simulate a schedule over sizes, beside the baselines."""
     from arborcast.synth.baselines.comparison import compare
-    from arborcast.synth.formats.sizes import parse_size, size_range
+    from arborcast.synth.formats.sizes import size_range
     from arborcast.synth.simulation.prices import is_priced
     from arborcast.synth.simulation.service import EARLIEST, Service
 
     picture = picture or output
-    writable(picture)
-    order, frame_bytes = Service.of(service), None if frame is None else parse_size(frame)
+    order = Service.of(service)
     schedule = read_correct(file)
     with progress(f"simulating {file}", quiet=as_json):
-        comparison = compare(
-            schedule, size_range(sizes), service=order, frame_bytes=frame_bytes, priced=priced
-        )
+        comparison = compare(schedule, size_range(sizes), service=order, frame_bytes=frame, priced=priced)
     if picture is not None:
         from arborcast.synth.pictures import draw_sweep
 
@@ -191,7 +175,7 @@ def run(
     size: Annotated[str | None, typer.Option("--size", hidden=True)] = None,
     dtype: DataType = "float32",
     op: Annotated[ReductionName, option("--op", "how contributions are combined")] = "sum",
-    iterations: Annotated[int, number("-n", "--iterations", "timed runs of each size")] = 5,
+    iterations: Annotated[int, count("-n", "--iterations", "timed runs of each size")] = 5,
     warmup: Annotated[int, number("-w", "--warmup", "untimed warm-up runs")] = 1,
     deadline: Annotated[float, duration("--deadline", "stop all ranks after so many seconds")] = 300,
     collective: Annotated[
@@ -246,13 +230,12 @@ def run(
 
 def expand(
     file: File,
-    output: Annotated[Path, option("-o", "--output", "write every chunk and transfer here")],
+    output: Annotated[Path, target("-o", "--output", "write every chunk and transfer here")],
     as_json: AsJson = False,
 ) -> None:
     """Write out every chunk and transfer of an implicit schedule."""
     from arborcast import synth
 
-    writable(output)
     with progress(f"expanding {file}", quiet=as_json):
         schedule = read_correct(file)
         if isinstance(schedule, synth.Schedule):

@@ -37,10 +37,11 @@ from arborcast.synth.cli.options import (
     Root,
     Seed,
     about_a_fabric,
+    in_bytes,
     number,
     option,
     part_of_one,
-    writable,
+    target,
 )
 from arborcast.synth.errors import InfeasibleError, InputError, SolverDiedError, TimedOutError
 from arborcast.synth.methods import MethodName
@@ -57,8 +58,8 @@ def solve(
     method: Annotated[MethodName, option("--method", "auto: the best of them")] = "auto",
     root: Root = None,
     size: Annotated[
-        str | None,
-        option(
+        int | None,
+        in_bytes(
             "--size",
             "with auto: fastest at this size, such as 64KiB, of all methods; "
             "with --max-trees, --max-height or --tolerance of trees alone",
@@ -93,7 +94,7 @@ def solve(
     rate_tolerance: RateTolerance = None,
     proof: Annotated[
         Path | None,
-        option(
+        target(
             "--proof",
             "sat: where there is no schedule, write a DRAT proof here and its formula to FILE.cnf",
             metavar="FILE",
@@ -110,24 +111,21 @@ def solve(
     deadline: Deadline = None,
     seed: Seed = 0,
     no_cache: NoCache = False,
-    output: Annotated[Path | None, option("-o", "--output", "write the schedule here")] = None,
+    output: Annotated[Path | None, target("-o", "--output", "write the schedule here")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find a schedule, prove how good it is, and verify it."""
-    from arborcast.synth.formats.sizes import parse_size
     from arborcast.synth.solve_options import SolveOptions
 
     if prove_time and size is None:
         raise InputError("--prove-time: needs --size, of which the time is")
-    writable(output)
-    writable(proof)
     options = SolveOptions(
         max_trees=max_trees,
         tolerance=part_of_one("--tolerance", tolerance),
         epsilon=part_of_one("--epsilon", epsilon),
         seed=seed,
         deadline_s=deadline,
-        size_bytes=None if size is None else parse_size(size),
+        size_bytes=size,
         chunks=chunks,
         steps=steps,
         rounds=rounds,

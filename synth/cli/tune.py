@@ -10,7 +10,7 @@ import typer
 
 from arborcast.synth.cli.console import answer, table
 from arborcast.synth.cli.inputs import load_fabric, planned_by_nccl, text_of
-from arborcast.synth.cli.options import AsJson, FabricOptions, Seed, option, writable
+from arborcast.synth.cli.options import AsJson, FabricOptions, Seed, option, target
 from arborcast.synth.errors import CollectiveError, InputError
 from arborcast.synth.formats.sizes import format_size
 
@@ -41,11 +41,11 @@ def tune(
             metavar="SETTING=FILE",
         ),
     ] = None,
-    output: Annotated[Path | None, option("-o", "--output", "write the tuning file here")] = None,
+    output: Annotated[Path | None, target("-o", "--output", "write the tuning file here")] = None,
     to: Annotated[To, option("--to", "nccl: plugins of NCCL and RCCL; ncclx: the tuner in NCCLX")] = "nccl",
     plugin: Annotated[
         Path | None,
-        option(
+        target(
             "--plugin", "build our tuner plugin here, such as libnccl-tuner-arborcast.so (needs a C compiler)"
         ),
     ] = None,
@@ -59,8 +59,6 @@ def tune(
     """
     from arborcast.synth.baselines.nccl_tuning import written
 
-    writable(output)
-    writable(plugin)
     if (fabric is None) == (not from_log):
         raise InputError("tune: needs a fabric or --from-log, and not both")
     if fabric is not None:

@@ -12,7 +12,7 @@ import typer
 from arborcast.synth.cli.console import Json, answer, progress
 from arborcast.synth.cli.description import describe_solution, solution_document
 from arborcast.synth.cli.inputs import read_correct
-from arborcast.synth.cli.options import AsJson, option, writable
+from arborcast.synth.cli.options import AsJson, option, target
 from arborcast.synth.cli.programs import is_program, read_schedule_of_program
 from arborcast.synth.errors import InputError
 
@@ -35,7 +35,7 @@ def view(
         str, option("--sizes", "of the buffer: one size or a range that doubles; the page lets choose")
     ] = "1MiB",
     html: Annotated[
-        Path | None, option("--html", "write the page here and open nothing", metavar="FILE")
+        Path | None, target("--html", "write the page here and open nothing", metavar="FILE")
     ] = None,
     topology: Annotated[
         str | None, option("--topology", "the fabric of a program of another runtime, or of a run")
@@ -56,7 +56,6 @@ def view(
     asked = size_range(sizes)
     if len(asked) > MOST_SIZES:
         raise InputError(f"--sizes {sizes}: at most {MOST_SIZES} sizes are shown, got {len(asked)}")
-    writable(html)
     traces = [file for file in files if is_trace(file)]
     if traces and len(traces) < len(files):
         other = next(file for file in files if file not in traces)

@@ -121,7 +121,7 @@ def test_a_ring_of_cables_has_no_trees(command: Command, tmp_path: Path) -> None
     [
         (["dgx1"], "dgx1: --hosts or --ranks-per-host must say what its hosts are"),
         (["dgx1", "--ranks-per-host", "3"], "the 2 hosts have 6 ranks, dgx1 has 8"),
-        (["dgx1", "--ranks-per-host", "0"], "--ranks-per-host: must be at least 1, got 0"),
+        (["dgx1", "--ranks-per-host", "0"], "must be at least 1, got 0"),
         (["dgx1", "--hosts", "a,b,c"], "the 3 hosts have 6 ranks, dgx1 has 8"),
         (["dgx1", "--ranks-per-host", "8"], "an order needs at least two, got 1"),
         (["dgx1", "--hosts", "a,a"], "hosts: each must be named once, got a twice"),

@@ -319,7 +319,10 @@ def test_all_ways_stand_in_one_table(command: Command, model: str, tmp_path: Pat
     assert (told.status, told.err) == (0, ""), told.err
     assert "all on 2 ranks as 2" in told.out and "collectives at least: proved" in told.out
     refused(command(*asked, "--compare", "--intra"), "--compare: must not be given with --intra")
-    refused(command(*asked, "--compare", "-o", f"{tmp_path}/plan.json"), "-o: goes with the plan of one way")
+    refused(
+        command(*asked, "--compare", "-o", f"{tmp_path}/plan.json"),
+        f"--output {tmp_path}/plan.json: goes with the plan of one way",
+    )
     refused(command("plan", model, "ring:2", "--compare"), "whose operators are costed", "got a profile")
 
 

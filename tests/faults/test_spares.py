@@ -182,7 +182,7 @@ def test_the_commands(command: Command, tmp_path):
     assert made.status == 0
     assert "10 failures in" in made.out
     assert "broadcast: its root 0 is among the ranks that are gone" in made.out
-    assert command("verify", spares).out == f"{spares}: correct, 10 schedules\n"
+    assert command("verify", spares).out == f"{spares}: correct\n  10 schedules\n"
     taken = command("repair", spares, "--without-link", "2-0", "-o", out, "--json")
     found = synth.read_schedule(out)
     assert json.loads(taken.out)["rate"] == str(found.rate)

@@ -54,6 +54,16 @@ def picture(timeline):
     return {kind: ", ".join(words) for kind, words in lines.items()}
 
 
+def test_two_stages_and_messages_for_nothing():
+    plan = one_layer_each(2, 2, "1f1b")
+    assert picture(simulate(plan, model([(10, 20)] * 2), LinkCosts(line(2)), batch=2)) == {
+        0: "F0 0-10, F1 10-20, B0 40-60, B1 70-90",
+        1: "F0 10-20, B0 20-40, F1 40-50, B1 50-70",
+        "waiting": "waiting 1 0-10, waiting 0 20-40, waiting 0 60-70, waiting 1 70-90",
+        "communication": "m0 0>1 10-10, m1 0>1 20-20, m0 1>0 40-40, m1 1>0 70-70",
+    }
+
+
 def test_messages_occupy_their_pair_for_software_and_bytes_and_arrive_after_the_latency():
     """Per message 2 us of software, 5 us of bytes, 3 us of latency; bytes do not overlap."""
     plan = one_layer_each(2, 2, "gpipe")
@@ -105,6 +115,13 @@ def test_buckets_begin_within_a_crowded_pass_where_its_layers_are_through():
     costs = Profile("two", 1, layers, crowding=2.0)
     timeline = simulate(Plan([(0, 2, [0, 1])], 1), costs, LinkCosts(line(2)), batch=2)
     assert {it.start_us for it in timeline.intervals if it.kind == "allreduce"} == {60}
+
+
+def test_an_update_waits_for_all_replicas():
+    costs = Profile("drawn", 1, (Layer("layer", 10, 20, 0, 0, 0, 0, update_us=7),))
+    timeline = simulate(Plan([(0, 1, [0, 1])], 1), costs, LinkCosts(line(2)), batch=3)
+    assert picture(timeline)[0] == "F0 0-20, B0 20-60, update 60-67"
+    assert picture(timeline)[1] == "F0 0-10, B0 10-30, update 60-67"
 
 
 def test_replicas_then_allreduce_and_update():
@@ -163,8 +180,26 @@ def test_buckets_wait_for_the_replica_that_gets_its_input_last():
     assert {it.start_us for it in timeline.intervals if it.kind == "allreduce"} == {105}
 
 
-def test_without_gradients_the_second_half_of_a_backward_pass_takes_nothing():
-    whole = simulate(one_layer_each(2, 2, "zb-h1"), model([(10, 10)] * 2), LinkCosts(line(2)), batch=2)
+def test_recomputation_adds_a_forward_pass_to_each_backward_pass():
+    plan = one_layer_each(2, 1, "1f1b", recompute=True)
+    assert picture(simulate(plan, model([(10, 20), (1, 2)]), LinkCosts(line(2)), batch=1)) == {
+        0: "F0 0-10, B0 14-44",
+        1: "F0 10-11, B0 11-14",
+        "waiting": "waiting 1 0-10, waiting 0 10-14, waiting 1 14-44",
+        "communication": "m0 0>1 10-10, m0 1>0 14-14",
+    }
+
+
+def test_split_backward_passes_send_before_gradients_of_parameters():
+    """B and W are 5 us each of the 10 of a layer with gradients; without, W takes nothing."""
+    plan = one_layer_each(2, 2, "zb-h1")
+    assert picture(simulate(plan, model([(10, 10)] * 2, weights=4), LinkCosts(line(2)), batch=2)) == {
+        0: "F0 0-10, F1 10-20, B0 25-30, W0 30-35, B1 40-45, W1 45-50",
+        1: "F0 10-20, B0 20-25, F1 25-35, B1 35-40, W0 40-45, W1 45-50",
+        "waiting": "waiting 1 0-10, waiting 0 20-25, waiting 0 35-40",
+        "communication": "m0 0>1 10-10, m1 0>1 20-20, m0 1>0 25-25, m1 1>0 40-40",
+    }
+    whole = simulate(plan, model([(10, 10)] * 2), LinkCosts(line(2)), batch=2)
     assert {it.end_us - it.start_us for it in whole.intervals if it.kind == "weights"} == {0}
 
 
@@ -220,6 +255,18 @@ def test_a_message_alone_is_as_fast_as_the_narrowest_link_on_its_way():
     costs = model([(1, 1)] * 2, output=1000)
     timeline = simulate(one_layer_each(2, 1, "1f1b"), costs, LinkCosts(fabric), batch=1)
     assert picture(timeline)["communication"] == "m0 0>1 1-3, m0 1>0 5-9"
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+def test_equal_stages_take_as_long_as_equation_2_says(order):
+    """t_pipe = (m+d-1)/m · t_comp/d, where t_comp is the whole model's time for the whole batch."""
+    for d in range(1, 6):
+        for m in range(1, 8):
+            timeline = simulate(
+                one_layer_each(d, m, order), model([(10, 20)] * d), LinkCosts(line(d)), batch=m
+            )
+            t_comp = m * d * 30
+            assert timeline.time_us == pytest.approx((m + d - 1) / m * t_comp / d)
 
 
 @st.composite
@@ -398,6 +445,13 @@ def test_messages_of_other_boundaries_share_a_network_card():
 
 def test_stages_that_stay_in_their_host_do_not_share_its_card():
     assert [it.end_us - it.start_us for it in crossings([0, 1, 2, 3])] == pytest.approx([10] * 6)
+
+
+def test_a_link_each_way_is_not_shared():
+    """Forward and backward messages at once: each takes 10 us."""
+    plan = one_layer_each(2, 6, "1f1b")
+    timeline = simulate(plan, model([(10, 10)] * 2, output=10000), LinkCosts(line(2)), batch=6)
+    assert {it.end_us - it.start_us for it in timeline.intervals if it.kind == "communication"} == {10}
 
 
 def test_two_replicas_share_the_way_into_one_rank():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
-import re
 import socket
 import subprocess
 import sys
@@ -106,8 +106,8 @@ WRONG = {
         "--check dgx1: has 3 ranks, but 2 processes measure; choose as many with --ranks"
     ),
     ("--like", "dgx1"): "--like dgx1: has 8 ranks, but 2 processes measure",
-    ("--ranks", "0,1"): "--ranks: goes with --check SPEC only",
-    ("--repeats", "0"): "--repeats 0: must be at least 1",
+    ("--ranks", "0,1"): "--ranks 0,1: goes with --check SPEC only",
+    ("--repeats", "0"): "Invalid value for '--repeats': must be at least 1, got 0",
     ("--transport", "pigeon"): (
         "Invalid value for '--transport': must be one of 'auto', 'sockets', 'shared memory', got 'pigeon'"
     ),

@@ -214,9 +214,7 @@ def test_roots_are_those_of_the_file_or_of_the_command(tmp_path: Path, command: 
         assert (said.status, said.err) == (0, "")
     ran = command("run", str(tmp_path / "b.xml"), "--root", "2", "--sizes", "1KiB", "--json").document
     assert ran["correct"] is True
-    refused(
-        command("run", str(tmp_path / "b.xml"), "--iterations", "0"), "--iterations 0: must be at least 1"
-    )
+    refused(command("run", str(tmp_path / "b.xml"), "--iterations", "0"), "must be at least 1, got 0")
     file = str(tmp_path / "sccl.json")
     assert command("verify", file, "--root", "2").status == 0
     refused(command("verify", file, "--root", "1"), "does broadcast from 2, not broadcast from 1")

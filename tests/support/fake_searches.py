@@ -1,8 +1,7 @@
-"""Searches whose answers are written in their names.
+"""Searches whose answers and times are written in their names.
 
 `found_2` finds something in its third slice (counted from 0); `claimed_...` says without proof that there is
-nothing; `hungry_...` finds something, too, and takes 600 MiB from its first slice on. What it finds says its
-seed and the efforts it had.
+nothing. What it finds says its seed and the effort that it had.
 """
 
 from __future__ import annotations
@@ -12,30 +11,27 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 from arborcast.synth.chunks.problem.orbits import OrbitSend
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Unknown
+from arborcast.synth.chunks.solvers.portfolio import effort_of
 from arborcast.synth.errors import Prover
 
 
 class Scripted:
     def __init__(self, answer: str, at: int, seed: int) -> None:
         self.answer, self.at, self.seed = answer, at, seed
-        self.efforts: list[int] = []
-        self.memory = b""
 
     def run(self, effort: int | None) -> Outcome:
         assert effort is not None
-        index = len(self.efforts)
-        self.efforts.append(effort)
-        if self.answer == "hungry":
-            self.memory = self.memory or bytearray(600 << 20)
+        index = next(index for index in count() if effort <= effort_of(index))
         if index < self.at:
             return Unknown()
         match self.answer:
-            case "found" | "hungry":
-                return Feasible(tuple(self.efforts), (OrbitSend(0, 0, 0, self.seed),))
+            case "found":
+                return Feasible((effort,), (OrbitSend(0, 0, 0, self.seed),))
             case "claimed":
                 return Infeasible(Prover.HIGHS)
             case "segfault":
@@ -49,7 +45,7 @@ class Scripted:
 
 def __getattr__(name: str) -> Callable[..., Scripted]:
     answer, _, at = name.partition("_")
-    if answer not in {"found", "hungry", "claimed", "segfault", "error", "never"}:
+    if answer not in {"found", "claimed", "segfault", "error", "never"}:
         raise AttributeError(name)
 
     def make(instance: Instance, seed: int = 0) -> Scripted:

@@ -1,9 +1,9 @@
-"""The encodings by name, and what a child does with them: searches, kept from one slice to the next."""
+"""The encodings by name, and what a child does with them: search an instance with some effort."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -35,27 +35,9 @@ ENCODINGS: Mapping[str, Encoding] = {
     "sat": Encoding(f"{_HERE}.sat:sat_search", "python-sat"),
 }
 
-_held: dict[int, Search] = {}
-"""By number; they belong to whoever this process works for."""
 
-
-def search_slice(
-    number: int, place: str, instance: Instance | None, seed: int, effort: int, others: Collection[int]
-) -> Outcome:
-    """Spend some effort on a search.
-
-    Args:
-        number: which.
-        place: see `Encoding`.
-        instance: to begin with; None goes on with the search of that number.
-        seed: of the solver, for the beginning.
-        effort: how much.
-        others: the numbers of searches that will go on later; all that are not among them are forgotten.
-    """
-    for other in _held.keys() - {*others, number}:
-        del _held[other]
-    if instance is not None:
-        _held.pop(number, None)  # before the next one takes its memory
-        module, _, name = place.partition(":")
-        _held[number] = getattr(importlib.import_module(module), name)(instance, seed=seed)
-    return _held[number].run(effort)
+def search(place: str, instance: Instance, seed: int, effort: int) -> Outcome:
+    """What a search of an instance answers within some effort; for the place see `Encoding`."""
+    module, _, name = place.partition(":")
+    found: Search = getattr(importlib.import_module(module), name)(instance, seed=seed)
+    return found.run(effort)

@@ -7,6 +7,7 @@ ends soon. That it finds nothing is checked by nobody: such an `Infeasible` is n
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
@@ -38,28 +39,27 @@ class RestartedProgram(IntegerProgram):
         """Without columns and rows; `seed` is of HiGHS's own ties."""
         super().__init__()
         self._seed = seed
-        self._attempts = 0
-        self._saved = 0
 
     def search(self, effort: int | None) -> Values | Infeasible | Unknown:
-        """Make the attempts for which there is enough effort, what was left by earlier calls included.
+        """Make the attempts for which there is enough effort.
 
         Args:
             effort: in units of about a millisecond; None until there is an answer. The very first attempt
-                is made in any case, and what it takes too much is missing later.
+                is made in any case.
 
         Raises:
             NumericalError: HiGHS failed, or its solution is none when it is rounded.
         """
-        self._saved += effort or 0
         least = max(FIRST_EFFORT, -(-FIRST_LOOKS * self.terms // TERMS_PER_EFFORT))
-        while (cost := least << self._attempts) <= self._saved or effort is None or self._attempts == 0:
-            self._saved -= 0 if effort is None else cost
-            seed, programs_inside = self._seed + self._attempts, self._attempts % 4 >= 2
+        for attempt in count():
+            cost = least << attempt
+            if effort is not None and attempt and cost > effort:
+                break
+            seed, programs_inside = self._seed + attempt, attempt % 4 >= 2
             answer = self.solve(cost, seed=seed, programs_inside=programs_inside)
             if not isinstance(answer, Unknown):
                 return answer
-            self._attempts += 1
+            effort = None if effort is None else effort - cost
         return Unknown()
 
     def solve(

@@ -56,10 +56,7 @@ class SatSearch:
             self._solver.add_clause(clause)
 
     def run(self, effort: int | None) -> Outcome:
-        """See `synth.chunks.problem.outcome.Search`; a second call goes on with everything learned so far.
-
-        A few hundred units at once are the least that is efficient: CaDiCaL restarts its strategy each time.
-        """
+        """See `synth.chunks.problem.outcome.Search`."""
         if effort is None:
             answer = self._solver.solve()
         else:

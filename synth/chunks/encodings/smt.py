@@ -59,7 +59,7 @@ class SmtSearch:
             self._add_order()
 
     def run(self, effort: int | None) -> Outcome:
-        """See `synth.chunks.problem.outcome.Search`; a second call goes on with everything learned so far.
+        """See `synth.chunks.problem.outcome.Search`.
 
         Conflicts are counted and not z3's own resources (`rlimit`): a solver that these interrupt while it
         prepares the formula is of no use afterwards.

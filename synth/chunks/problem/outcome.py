@@ -75,10 +75,9 @@ class Search(Protocol):
     """One instance in one solver's terms; made as `Encoding(instance, seed=0)`."""
 
     def run(self, effort: int | None) -> Outcome:
-        """Search on.
+        """Search.
 
         Args:
-            effort: how far, in units that take about a millisecond; None until there is an answer. A
-                second call goes on, or starts again with more effort, as the solver can.
+            effort: how far, in units that take about a millisecond; None until there is an answer.
         """
         ...
