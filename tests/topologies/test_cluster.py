@@ -249,6 +249,26 @@ def test_the_catalog_joins_its_boxes_alike() -> None:
         assert boxes.links == load(f"{name}:boxes=2{rails}").links
 
 
+def test_sixteen_hosts_of_h800() -> None:
+    host = load_machine("hgx-h800")
+    topology = join("pod", [with_nics(host)] * 16, Rails()).machine.topology
+    plain = topology.forwarding
+    assert synth.bound(plain, "allreduce").rate == Fraction(128 * 250, 2 * 127)
+    # NVLink SHARP allows more, but never more than the 200 + 50 GB/s of one GPU.
+    assert Fraction(128 * 250, 2 * 127) < synth.bound(topology, "allreduce").rate < 250
+    found = synth.solve(plain, "allreduce", form="implicit")
+    assert found.rate == found.bound.rate
+
+
+def test_two_ndv2_from_the_file_of_one(tmp_path: Path) -> None:
+    # The links of a DGX-1, one NIC of 100 Gb/s beside two of the GPUs: all others reach it through NVLinks.
+    file = tmp_path / "ndv2.yaml"
+    nics = "nics: [{name: mlx5_0, rate: 12.5, near: [0, 1]}]\n"
+    file.write_text(topology_to_yaml(load("dgx1"), gpu=["v100"] * 8) + nics)
+    pod = join("pod", [with_nics(load_machine(str(file)))] * 2, Rails()).machine.topology
+    assert synth.bound(pod, "allgather").rate == 25 == synth.bound(load("ndv2:boxes=2"), "allgather").rate
+
+
 def test_only_the_fastest_nics_join() -> None:
     nics = (*even_nics(2, Fraction(50), 2), Nic("eth0", Fraction("1.25"), (0, 1)))
     machine = with_nics(replace(pair(), nics=nics))
