@@ -22,8 +22,10 @@ from arborcast.synth.cli.options import (
     AsJson,
     DataType,
     File,
+    MinPiece,
     OldPicture,
     duration,
+    least_piece,
     number,
     option,
     writable,
@@ -144,6 +146,7 @@ def simulate(
     priced: Annotated[
         bool, option("--priced", "links as fast as they are measured to be, and what a call costs")
     ] = False,
+    min_piece: MinPiece = "32KiB",
     as_json: AsJson = False,
 ) -> None:
     """Simulate a schedule over sizes, beside the baselines."""
@@ -158,7 +161,12 @@ def simulate(
     schedule = read_correct(file)
     with progress(f"simulating {file}", quiet=as_json):
         comparison = compare(
-            schedule, size_range(sizes), service=order, frame_bytes=frame_bytes, priced=priced
+            schedule,
+            size_range(sizes),
+            service=order,
+            frame_bytes=frame_bytes,
+            priced=priced,
+            min_piece_bytes=least_piece(min_piece),
         )
     if picture is not None:
         from arborcast.synth.pictures import draw_sweep
