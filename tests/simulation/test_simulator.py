@@ -741,3 +741,16 @@ def test_agrees_with_another_simulator(
     # What the engine does takes as long as what is planned, for all that.
     engine = simulate(dgx1_fragment, 8 * mib, pieces=pieces, service="engine-worst:10").time_us
     assert engine <= 1.035 * simulate(dgx1_fragment, 8 * mib, pieces=pieces).time_us
+
+
+def test_the_choice_keeps_to_the_least_piece() -> None:
+    """Finer pieces are used where they are allowed, and the chosen time is that of their run."""
+    times = {}
+    for least in (1 << 20, 1 << 10):
+        options = SolveOptions(cache=False, min_piece_bytes=least)
+        found = replace(approach(load("dgx-a100"), "allreduce", options=options).selection(), priced=False)
+        assert found.least_piece == least
+        best = found.fastest(256 << 10)
+        times[least] = simulate(best, 256 << 10, min_piece_bytes=least).time_us
+        assert found.prices.best_known(256 << 10) == found.schedules.index(best)
+    assert times[1 << 10] < times[1 << 20]
