@@ -22,7 +22,7 @@ from arborcast.synth.bounds.layered_flows import with_least_time
 from arborcast.synth.bounds.time_limits import time_limit
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.formats.results import Measure, document
-from arborcast.synth.simulation.pieces import ONE_HOST, SEVERAL_HOSTS
+from arborcast.synth.simulation.pieces import ONE_HOST, SEVERAL_HOSTS, PieceRule
 
 SIZES = tuple(1 << power for power in range(10, 31, 2))
 CHILD_LIMIT_S = 1200
@@ -76,7 +76,8 @@ def rows(machine: str, kind: str) -> list[dict[str, Any]]:
     found = []
     engine = ONE_HOST if "boxes" not in machine else SEVERAL_HOSTS
     prices = {rule: replace(selection, least_piece=rule).prices for rule in (*CUTS, engine)}
-    for cut, rules in (("free", CUTS), ("4 KiB", CUTS[2:]), ("engine", (engine,))):
+    ways: dict[str, tuple[int | PieceRule, ...]] = {"free": CUTS, "4 KiB": CUTS[2:], "engine": (engine,)}
+    for cut, rules in ways.items():
         for size in SIZES:
             tried = rules if size <= ALIKE else rules[-1:]
             best = {rule: prices[rule].best(size) for rule in tried}
