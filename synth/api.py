@@ -215,6 +215,7 @@ class Approach:
             self.collective.kind,
             size_bytes=self.options.size_bytes,
             deadline=Deadline.after(self.options.deadline_s),
+            least_piece=self.options.min_piece_bytes,
         )
 
 

@@ -97,17 +97,21 @@ def latency_bandwidth(asked: Approach, sizes: Sequence[int] = EVERY_FOURTH) -> L
         InfeasibleError: no method has a schedule.
         TimedOutError: the deadline passed before there was any.
     """
-    from arborcast.synth.simulation.simulator import simulate
-
     begin = time.perf_counter()
     found = replace(asked.selection(), priced=False)  # beside limits, which are of links alone
     limit = found.schedules[0].bound
     least = time_limit(asked.topology, asked.collective, limit)
     fastest = {size: found.fastest(size) for size in sizes}
     points = _worth_showing(found, fastest.values())
+    number = {id(schedule): at for at, schedule in enumerate(found.schedules)}
     place = {id(point.schedule): index for index, point in enumerate(points)}
     at_sizes = tuple(
-        AtSize(size, place[id(schedule)], simulate(schedule, size).time_us, least.at(size))
+        AtSize(
+            size,
+            place[id(schedule)],
+            found.prices.time_us(number[id(schedule)], size),
+            least.at(size),
+        )
         for size, schedule in fastest.items()
     )
     late = None if found.out_of_time is None else str(found.out_of_time)

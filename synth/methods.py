@@ -187,6 +187,8 @@ def check_knobs(method: str, collective: Collective, options: SolveOptions) -> N
     if method != "auto" and method not in METHODS:
         raise InputError(f"method {method}: must be one of auto, {', '.join(METHODS)}")
     check_seconds(options.deadline_s)
+    if options.min_piece_bytes < 1:
+        raise InputError(f"min_piece_bytes {options.min_piece_bytes}: must be at least 1")
     for knob, methods in SERVES.items():
         if getattr(options, knob) is None:
             continue

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import count, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from arborcast.synth.baselines import BASELINES
 from arborcast.synth.certificate import Bound
@@ -28,11 +28,12 @@ from arborcast.synth.methods import (
     natural_method,
 )
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
-from arborcast.synth.solve_options import SolveOptions
+from arborcast.synth.solve_options import MIN_PIECE_BYTES, SolveOptions
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
+    from arborcast.synth.simulation.pieces import PieceRule
     from arborcast.synth.simulation.simulator import Runs
 
 FEW_TREES = (1, 2)
@@ -44,6 +45,9 @@ that are alike under the symmetries of the fabric."""
 
 LARGEST_FRONTIER = 16
 """Ranks up to which the frontier of chunk schedules is among the candidates: seconds."""
+
+ENOUGH_FRAMES = 256
+"""Of a chunk in comparisons: a time is off by less than a quarter of a percent per switch on the way."""
 
 EXTRA_STEPS = 2
 """How many steps beyond the latency its candidates may take; more of them serve large messages only, where
@@ -74,12 +78,14 @@ class Selection:
         out_of_time: why some may be missing; None where the deadline did not pass.
         deadline: of the question, which simulating them keeps, too.
         priced: whether links count as they are measured, where that is known; else at their own rates.
+        least_piece: in bytes, or the rule of an engine.
     """
 
     schedules: tuple[AnySchedule, ...]
     out_of_time: TimedOutError | None = None
     deadline: Deadline = NO_DEADLINE
     priced: bool = True
+    least_piece: int | PieceRule = MIN_PIECE_BYTES
 
     def fastest(self, size_bytes: int) -> AnySchedule:
         """The one with the least simulated time; the first of equals.
@@ -122,7 +128,7 @@ class Selection:
     @cached_property
     def prices(self) -> Prices:
         """What each candidate takes at each size, as far as it was asked."""
-        return Simulated(self.schedules, self.priced)
+        return Simulated(self.schedules, self.priced, self.least_piece)
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,7 @@ class Simulated(Prices):
 
     schedules: tuple[AnySchedule, ...]
     priced: bool = True
+    least_piece: int | PieceRule = MIN_PIECE_BYTES
 
     @property
     def count(self) -> int:
@@ -158,7 +165,10 @@ class Simulated(Prices):
     def _runs(self) -> list[Runs]:
         from arborcast.synth.simulation.simulator import Runs
 
-        return [Runs.priced(each) if self.priced else Runs(each) for each in self.schedules]
+        least = self.least_piece
+        limits: dict[str, Any] = {"min_piece_bytes": least} if isinstance(least, int) else {"rule": least}
+        make: Callable[..., Runs] = Runs.priced if self.priced else Runs
+        return [make(each, max_frames=ENOUGH_FRAMES, **limits) for each in self.schedules]
 
 
 def _carried_us(schedule: AnySchedule, size_bytes: int) -> float:
@@ -180,6 +190,7 @@ def compared(
     *,
     size_bytes: int | None = None,
     deadline: Deadline = NO_DEADLINE,
+    least_piece: int = MIN_PIECE_BYTES,
 ) -> Selection:
     """All candidates of a collective of this kind that could be built.
 
@@ -189,6 +200,7 @@ def compared(
         size_bytes: where only this size is asked about: no more are built once one of them takes the least
             time of any schedule but for `NEAR_ENOUGH`.
         deadline: of the question.
+        least_piece: in bytes.
 
     Raises:
         InfeasibleError: no method has a schedule (the first method's own error, with its proof).
@@ -204,18 +216,18 @@ def compared(
                 schedules.append(schedule)
                 if size_bytes is not None:
                     enough_us = enough_us or _enough_us(schedule, size_bytes)
-                    if _takes_at_most(schedule, size_bytes, enough_us):
+                    if _takes_at_most(schedule, size_bytes, enough_us, least_piece):
                         break
     except TimedOutError as error:
         schedules += [] if error.best is None else [error.best]
         if not schedules:
             raise
-        return Selection(tuple(schedules), error, deadline)
+        return Selection(tuple(schedules), error, deadline, least_piece=least_piece)
     if not schedules:
         raise TimedOutError(
             f"{kind}: no schedule was found with the effort of a comparison; without a size more is spent"
         )
-    return Selection(tuple(schedules), None, deadline)
+    return Selection(tuple(schedules), None, deadline, least_piece=least_piece)
 
 
 def _enough_us(schedule: AnySchedule, size_bytes: int) -> float:
@@ -228,12 +240,12 @@ def _enough_us(schedule: AnySchedule, size_bytes: int) -> float:
     return float((1 + NEAR_ENOUGH) * least + (0 if topology is schedule.topology else CALL_US))
 
 
-def _takes_at_most(schedule: AnySchedule, size_bytes: int, time_us: float) -> bool:
+def _takes_at_most(schedule: AnySchedule, size_bytes: int, time_us: float, least_piece: int) -> bool:
     from arborcast.synth.simulation.simulator import Runs
 
     if _carried_us(schedule, size_bytes) > time_us:
         return False
-    runs = Runs.priced(schedule)
+    runs = Runs.priced(schedule, min_piece_bytes=least_piece)
     return runs.least_us(size_bytes) <= time_us and runs.choice(size_bytes)[1] <= time_us
 
 

@@ -9,6 +9,9 @@ from typing import TypedDict
 
 from arborcast.synth.deadline import Limit
 
+MIN_PIECE_BYTES = 32 << 10
+"""Smaller pieces gain nothing on real links, where each one costs a message."""
+
 
 @dataclass(frozen=True, slots=True)
 class SolveOptions:
@@ -33,6 +36,8 @@ class SolveOptions:
         cache: whether answers of solvers are kept and used on disk.
         max_height: with trees, the most edges between a root and a rank; None for any number.
         proof: where there is no chunk schedule, the file for CaDiCaL's proof of it; None for none.
+        min_piece_bytes: what no piece of a chunk of average size falls below in the runs that the choice by
+            size rests on; 1 where messages cost nothing, as by flags in memory.
     """
 
     max_trees: int | None = None
@@ -48,6 +53,7 @@ class SolveOptions:
     cache: bool = True
     max_height: int | None = None
     proof: Path | None = None
+    min_piece_bytes: int = MIN_PIECE_BYTES
 
     @property
     def is_about_trees(self) -> bool:
@@ -75,3 +81,4 @@ class SolveKeywords(TypedDict, total=False):
     cache: bool
     max_height: int | None
     proof: Path | None
+    min_piece_bytes: int

@@ -18,6 +18,7 @@ from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.simulation.service import EARLIEST, Service
 from arborcast.synth.simulation.simulator import sweep
 from arborcast.synth.simulation.timing import Timing
+from arborcast.synth.solve_options import MIN_PIECE_BYTES
 
 LARGEST_SEARCHED = 128
 """Ranks up to which baselines are built beside a schedule in implicit form: a ring is searched for."""
@@ -65,10 +66,11 @@ def compare(
     service: str | Service = EARLIEST,
     frame_bytes: int | None = None,
     priced: bool = False,
+    min_piece_bytes: int = MIN_PIECE_BYTES,
 ) -> BaselineTimings:
     """Simulate a correct schedule and every baseline of the same collective.
 
-    Its method's name is its name in the comparison; for `service`, `frame_bytes` and `priced` see
+    Its method's name is its name in the comparison; for the other arguments see
     `synth.simulation.simulator.simulate`.
 
     Raises:
@@ -77,7 +79,14 @@ def compare(
     order = Service.of(service)
 
     def timings(one: AnySchedule) -> Sequence[Timing]:
-        return sweep(one, sizes, service=order, frame_bytes=frame_bytes, priced=priced)
+        return sweep(
+            one,
+            sizes,
+            service=order,
+            frame_bytes=frame_bytes,
+            priced=priced,
+            min_piece_bytes=min_piece_bytes,
+        )
 
     by_method: dict[str, Sequence[Timing]] = {schedule.method.name: timings(schedule)}
     unavailable: dict[str, str] = {}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.routes.reachability import Components
     from arborcast.synth.selection import Choice
+    from arborcast.synth.solve_options import SolveOptions
     from arborcast.topologies.machine import Machine
 
 SHOWN_SETTINGS = (
@@ -75,19 +76,21 @@ def solution_document(schedule: AnySchedule, seconds: float, file: Path | None) 
     }
 
 
-def at_size(schedule: AnySchedule, size_bytes: int | None) -> Json:
+def at_size(schedule: AnySchedule, options: SolveOptions) -> Json:
     """How long a schedule takes at a size, by links alone and priced, and all at least; empty without one."""
+    size_bytes = options.size_bytes
     if size_bytes is None:
         return {}
     from arborcast.synth.bounds.time_limits import time_limit
     from arborcast.synth.simulation.simulator import simulate
 
+    least = options.min_piece_bytes
     limit = time_limit(schedule.topology, schedule.collective, schedule.bound)
     least_us = float(limit.at(size_bytes))
     return {
         "size": size_bytes,
-        "time_us": simulate(schedule, size_bytes).time_us,
-        "priced_us": simulate(schedule, size_bytes, priced=True).time_us,
+        "time_us": simulate(schedule, size_bytes, min_piece_bytes=least).time_us,
+        "priced_us": simulate(schedule, size_bytes, min_piece_bytes=least, priced=True).time_us,
         "least_us": least_us,
     }
 

@@ -193,6 +193,23 @@ OldPicture = Annotated[Path | None, target("-o", "--output", "", hidden=True)]
 """How `--picture` was called before; scripts may say so."""
 Seed = Annotated[int, number("--seed", "breaks ties; the same seed gives the same schedule")]
 NoCache = Annotated[bool, option("--no-cache", "neither use nor keep answers of solvers on disk")]
+MinPiece = Annotated[
+    str,
+    option(
+        "--min-piece",
+        "with simulated times: no chunk of average size is cut into smaller pieces; 0: as many as gain",
+        metavar="SIZE",
+    ),
+]
+
+
+def least_piece(text: str) -> int:
+    """The bytes of a `MinPiece`; 0 stands for 1."""
+    from arborcast.synth.formats.sizes import parse_size
+
+    return 1 if text == "0" else parse_size(text)
+
+
 RateTolerance = Annotated[
     str | None,
     option(

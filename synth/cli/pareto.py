@@ -15,11 +15,13 @@ from arborcast.synth.cli.options import (
     Deadline,
     FabricOptions,
     Jobs,
+    MinPiece,
     NoCache,
     RateTolerance,
     Root,
     Seed,
     about_a_fabric,
+    least_piece,
     number,
     option,
     part_of_one,
@@ -47,6 +49,7 @@ def pareto(
     rate_tolerance: RateTolerance = None,
     deadline: Deadline = None,
     seed: Seed = 0,
+    min_piece: MinPiece = "32KiB",
     jobs: Jobs = 1,
     dask: Dask = None,
     no_cache: NoCache = False,
@@ -75,7 +78,8 @@ def pareto(
     on = load_fabric(fabric)
     topology = on.topology
     wanted = collective_on(collective, on, root)
-    asked = synth_api.approach(on.topology, wanted, options=SolveOptions(seed=seed, deadline_s=deadline))
+    options = SolveOptions(seed=seed, deadline_s=deadline, min_piece_bytes=least_piece(min_piece))
+    asked = synth_api.approach(on.topology, wanted, options=options)
     if asked.translations is not None:
         refuse(OF_STEPS, max_steps=max_steps, tolerance=tolerance, rate_tolerance=rate_tolerance)
         show_latency_bandwidth(asked, on, output, as_json)

@@ -22,10 +22,12 @@ from arborcast.synth.cli.options import (
     AsJson,
     DataType,
     File,
+    MinPiece,
     OldPicture,
     count,
     duration,
     in_bytes,
+    least_piece,
     number,
     option,
     refuse,
@@ -131,6 +133,7 @@ def simulate(
     priced: Annotated[
         bool, option("--priced", "links as fast as they are measured to be, and what a call costs")
     ] = False,
+    min_piece: MinPiece = "32KiB",
     as_json: AsJson = False,
 ) -> None:
     """Simulate a schedule over sizes, beside the baselines."""
@@ -143,7 +146,14 @@ def simulate(
     order = Service.of(service)
     schedule = read_correct(file)
     with progress(f"simulating {file}", quiet=as_json):
-        comparison = compare(schedule, size_range(sizes), service=order, frame_bytes=frame, priced=priced)
+        comparison = compare(
+            schedule,
+            size_range(sizes),
+            service=order,
+            frame_bytes=frame,
+            priced=priced,
+            min_piece_bytes=least_piece(min_piece),
+        )
     if picture is not None:
         from arborcast.synth.pictures import draw_sweep
 

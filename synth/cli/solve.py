@@ -32,12 +32,14 @@ from arborcast.synth.cli.options import (
     CollectiveName,
     Deadline,
     FabricOptions,
+    MinPiece,
     NoCache,
     RateTolerance,
     Root,
     Seed,
     about_a_fabric,
     in_bytes,
+    least_piece,
     number,
     option,
     part_of_one,
@@ -65,6 +67,7 @@ def solve(
             "with --max-trees, --max-height or --tolerance of trees alone",
         ),
     ] = None,
+    min_piece: MinPiece = "32KiB",
     prove_time: Annotated[
         bool,
         typer.Option("--prove-time", help="with --size: the closest limit of the time, with its proof"),
@@ -133,6 +136,7 @@ def solve(
         cache=not no_cache,
         max_height=max_height,
         proof=proof,
+        min_piece_bytes=least_piece(min_piece),
     )
     on = load_fabric(fabric)
     topology = on.topology
@@ -159,7 +163,7 @@ def solve(
         raise
     if prove_time and options.size_bytes:
         schedule = with_time(schedule, options.size_bytes)
-    solution = {**kept(schedule, stopwatch.seconds, output), **at_size(schedule, options.size_bytes)}
+    solution = {**kept(schedule, stopwatch.seconds, output), **at_size(schedule, options)}
     document = {**solution, "choices": choices_document(choices)}
     answer(as_json, document, lambda: [*describe_solution(schedule, solution), *describe_choices(choices)])
 

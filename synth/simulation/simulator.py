@@ -35,7 +35,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from arborcast.synth.collective import bandwidths
 from arborcast.synth.deadline import running
@@ -43,18 +43,16 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.features import check_features
 from arborcast.synth.formats.sizes import LARGEST_SIZE, format_size
 from arborcast.synth.schedule import Schedule
-from arborcast.synth.simulation.pieces import SEVERAL_HOSTS, most_messages
+from arborcast.synth.simulation.pieces import SEVERAL_HOSTS, PieceRule, most_messages
 from arborcast.synth.simulation.prices import at_prices
 from arborcast.synth.simulation.service import EARLIEST, Rule, Service
 from arborcast.synth.simulation.timing import Occupation, Timing
+from arborcast.synth.solve_options import MIN_PIECE_BYTES
 from arborcast.synth.topology import Hop
 
 if TYPE_CHECKING:
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.simulation.hops import Hops
-
-MIN_PIECE_BYTES = 32 << 10
-"""Smaller pieces gain nothing on real links, where each one costs a message."""
 
 MAX_PIECES = 256
 
@@ -157,6 +155,8 @@ class Runs:
         schedule: what to run.
         min_piece_bytes, max_pieces, frame_bytes: as of `simulate`.
         call_us: what a call costs beside.
+        rule: cuts in place of these limits; an engine's own where messages cost something.
+        max_frames: of a chunk.
     """
 
     schedule: AnySchedule
@@ -164,17 +164,20 @@ class Runs:
     max_pieces: int = MAX_PIECES
     frame_bytes: int | None = None
     call_us: float = 0.0
+    rule: PieceRule | None = None
+    max_frames: int = MAX_FRAMES
 
     @classmethod
-    def priced(cls, schedule: AnySchedule) -> Runs:
-        """On links as they are measured, where they are."""
+    def priced(cls, schedule: AnySchedule, **limits: Any) -> Runs:
+        """On links as they are measured, where they are; `limits` are attributes."""
         on_these, call_us = at_prices(schedule)
-        return cls(on_these, call_us=call_us)
+        return cls(on_these, call_us=call_us, **limits)
 
     def most_pieces(self, size: int) -> int:
         """The most pieces that chunks are cut into of its own accord; no fewer for larger buffers."""
-        if self.schedule.topology.message_us:
-            return min(SEVERAL_HOSTS.pieces(self.schedule, size), self._affordable)
+        rule = self.rule or (SEVERAL_HOSTS if self.schedule.topology.message_us else None)
+        if rule is not None:
+            return min(rule.pieces(self.schedule, size), self._affordable)
         return self.most_free_pieces(size)
 
     def most_free_pieces(self, size: int) -> int:
@@ -208,7 +211,8 @@ class Runs:
         return max(played.time_us, pieces * self.work_us) + self.call_us
 
     def _frames(self, size: int, pieces: int) -> int:
-        return frames_per_piece(self.hops, size, pieces, self.frame_bytes, self._images)
+        limits = self.frame_bytes, self._images, self.max_frames
+        return frames_per_piece(self.hops, size, pieces, *limits)
 
     @cached_property
     def _every_hop(self) -> Hops:
@@ -317,7 +321,12 @@ def lay_out(schedule: AnySchedule) -> Hops:
 
 
 def frames_per_piece(
-    hops: Hops, size: int, pieces: int, frame_bytes: int | None = None, images: int = 1
+    hops: Hops,
+    size: int,
+    pieces: int,
+    frame_bytes: int | None = None,
+    images: int = 1,
+    max_frames: int = MAX_FRAMES,
 ) -> int:
     """Into how many frames each piece is cut; 1 where no switch passes on less than a piece.
 
@@ -327,7 +336,7 @@ def frames_per_piece(
         return 1
     wanted = -(-hops.largest * size // (pieces * (frame_bytes or FRAME_BYTES)))
     affordable = MAX_PASSAGES // (pieces * hops.layout.link.size * images)
-    return max(1, min(int(wanted), MAX_FRAMES // pieces, affordable))
+    return max(1, min(int(wanted), max_frames // pieces, affordable))
 
 
 def _service_for(schedule: AnySchedule, asked: str | Service) -> Service:

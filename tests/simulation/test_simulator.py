@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
+from arborcast.synth.api import approach
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline, run_until
@@ -21,6 +22,7 @@ from arborcast.synth.simulation import simulator
 from arborcast.synth.simulation.service import Service
 from arborcast.synth.simulation.simulator import Runs, lay_out, simulate, sweep, timeline
 from arborcast.synth.simulation.timing import Occupation
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Topology
 from tests.support.drawn_implicit import circulant, translated
 
@@ -707,3 +709,18 @@ def test_agrees_with_another_simulator(
     # What the engine does takes as long as what is planned, for all that.
     engine = simulate(dgx1_fragment, 8 * mib, pieces=pieces, service="engine-worst:10").time_us
     assert engine <= 1.035 * simulate(dgx1_fragment, 8 * mib, pieces=pieces).time_us
+
+
+def test_the_choice_keeps_to_the_least_piece() -> None:
+    """Finer pieces are used where they are allowed, and the chosen time is that of their run."""
+    times = {}
+    for least in (1 << 20, 1 << 10):
+        options = SolveOptions(cache=False, min_piece_bytes=least)
+        found = replace(
+            approach(topologies.load("dgx-a100"), "allreduce", options=options).selection(), priced=False
+        )
+        assert found.least_piece == least
+        best = found.fastest(256 << 10)
+        times[least] = simulate(best, 256 << 10, min_piece_bytes=least).time_us
+        assert found.prices.best_known(256 << 10) == found.schedules.index(best)
+    assert times[1 << 10] < times[1 << 20]
