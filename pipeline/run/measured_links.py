@@ -1,7 +1,9 @@
 """What messages between stages and sums of gradients cost on this machine, measured by the job's own ranks.
 
 Between ranks of one machine the processors that compute copy the bytes, too, so that no data sheet says what
-they cost; and a sum costs more than its bytes on the way, since ranks add. `profile` does so for layers.
+they cost; and a sum costs more than its bytes on the way, since ranks add. It is measured as training has
+it, amid computations: ranks come to it at unequal times, and what carries it has to be woken. `profile` does
+so for layers.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from arborcast.synth.topology import Link, Topology
 
 SIZES = 1 << 10, 1 << 23
 """Bytes of a message, and of a sum; the line through both times says what each costs besides its bytes."""
+
+_WIDTH = 384
+"""Of matrices whose product takes about a millisecond."""
 
 
 def measure_links(
@@ -57,7 +62,7 @@ def measure_links(
         handled.append((time.thread_time() - begin) / 2 * 1e6)
 
     there_and_back_us, both_ways_us = _line(groups.job, exchange, repeats)
-    sum_us, byte_us = _line(groups.job, lambda values: dist.all_reduce(values, group=summing), repeats)
+    sum_us, byte_us = _between(groups.job, lambda values: dist.all_reduce(values, group=summing), repeats)
     handling_us = statistics.median(handled[1 : repeats + 1] or [0.0])  # of small messages
     found = torch.tensor([there_and_back_us / 2, both_ways_us / 2, handling_us, sum_us / ranks, byte_us])
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=groups.job)
@@ -70,6 +75,14 @@ def measure_links(
         pairs = permutations(range(ranks), 2)
         topology = Topology.build("this machine", ranks, [Link(*pair, rate, Fraction(0)) for pair in pairs])
     return LinkCosts(topology, message_us, handling_us, collective_us, sum_gbps=1 / byte_us / BYTES_PER_US)
+
+
+def _between(job: dist.ProcessGroup, run: Callable[[Tensor], object], repeats: int) -> tuple[float, float]:
+    """As `_line`, of a call amid computations."""
+    factor = torch.ones(_WIDTH, _WIDTH)
+    alone, _ = _line(job, lambda _: factor @ factor, repeats)
+    both, byte_us = _line(job, lambda values: (factor @ factor, run(values)), repeats)
+    return max(both - alone, 0.0), byte_us
 
 
 def _line(job: dist.ProcessGroup, run: Callable[[Tensor], object], repeats: int) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from arborcast.pipeline.run.clipping import clip_gradients
 from arborcast.pipeline.run.gradients import GradientBuffer, Gradients, ShardedGradients
+from arborcast.pipeline.run.local_steps import on_parts
 from arborcast.pipeline.run.prepared_layers import is_over_data
 from arborcast.pipeline.run.rank_context import RankContext
 from arborcast.pipeline.run.ties import TieGroups
@@ -188,7 +189,8 @@ class Update:
                     ties=self._ties.holders,
                 )
             self._buffer.detach_unused()
-            self._precision.step(self.optimizer)
+            with on_parts(self.optimizer):
+                self._precision.step(self.optimizer)
             self._precision.update()
             self._buffer.updated()
 

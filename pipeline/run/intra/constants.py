@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -55,7 +54,6 @@ class Constants:
         self._filled = check_changes(captured, sizes, self._drawn)
         self._known: dict[str, Any] = {}
         self._sizes_known: dict[str, float] = {}
-        self._is_random = cache(is_random)
 
     def forget(self) -> None:
         """Buffers may have changed: what was made of them is made anew."""
@@ -88,6 +86,8 @@ class Constants:
         given = {key: self.plain(it, turn) for key, it in named(node).items()}
         for key in {it.split(".")[0] for it in changed_arguments(node)}:  # of lists all
             given[key] = tree_map_only(Tensor, torch.clone, given[key])
+        if not is_random(node):
+            return called(node.target, given)
         with self.drawing(node, turn, (None,) * len(self._collectives.mesh.shape)):
             return called(node.target, given)
 
@@ -96,13 +96,15 @@ class Constants:
 
         def known(node: fx.Node) -> Any:
             meta = node.meta.get("val")
+            if not is_number(node):
+                return self.value(node, turn)
             if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool):
                 if node.name not in self._sizes_known:
                     exact = meta.node.expr.subs(self._sizes.symbol, self._sizes.samples)
                     kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(meta)]
                     self._sizes_known[node.name] = kind(exact)
                 return self._sizes_known[node.name]
-            return meta if isinstance(meta, int | float) else self.value(node, turn)
+            return meta
 
         return fx.map_arg(value, known)
 
@@ -120,10 +122,7 @@ class Constants:
 
     @contextmanager
     def drawing(self, node: fx.Node, turn: int, assignment: Assignment) -> Iterator[None]:
-        """Random numbers of their own, the same for ranks that do the same work: what tells others apart."""
-        if not self._is_random(node):
-            yield
-            return
+        """An operator's random numbers, the same for ranks that do the same work: what tells others apart."""
         here = self._collectives.coordinates
         assert here is not None, "only ranks of the mesh draw"
         places = tuple((axis, here[axis]) for axis, label in enumerate(assignment) if label is not None)
@@ -131,6 +130,12 @@ class Constants:
             # torch.manual_seed would keep the seed for GPUs, too, with the stack of each call.
             seed(HOST, zlib.crc32(repr((turn, node.name, places)).encode()))
             yield
+
+
+def is_number(node: fx.Node) -> bool:
+    """Whether a value is a number, which the samples of a microbatch alone say."""
+    known = torch.SymInt | torch.SymFloat | torch.SymBool | int | float
+    return isinstance(node.meta.get("val"), known)
 
 
 def given(node: fx.Node, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,8 +37,8 @@ class Division:
         assignment: the label divided along each axis.
         shape: of this rank's part of what it makes.
         collectives: of the mesh.
-        total: of a mean over targets that count, what those of a microbatch weigh in the mean of the batch;
-            None for those of this microbatch.
+        totals: by the name of a mean over targets that count, what those of a microbatch weigh in the mean of
+            the batch; else those of this microbatch count.
     """
 
     primitive: Primitive
@@ -46,7 +46,7 @@ class Division:
     assignment: Assignment
     shape: tuple[int, ...]
     collectives: MeshCollectives
-    total: Tensor | None = None
+    totals: Mapping[str, Tensor] = field(default_factory=dict)
 
     def axes(self, *labels: str | None) -> Axes:
         """Along which some labels are divided."""
@@ -192,24 +192,25 @@ class _RowsOverClasses(torch.autograd.Function):
     def forward(
         ctx: Any, scores: Tensor, target: Tensor, ignored: int, axes: Axes, collectives: MeshCollectives
     ) -> Tensor:
-        classes = scores.size(-1)
-        shifted = scores - collectives.allreduce(scores.amax(-1), axes, "max").unsqueeze(-1)
-        powers = shifted.exp()
-        here = target - collectives.index(axes) * classes
-        outside = (here < 0) | (here >= classes)
+        total = scores.logsumexp(-1)  # of this rank's classes
+        greatest = collectives.allreduce(total, axes, "max")
+        here = target - collectives.index(axes) * scores.size(-1)
+        outside = (here < 0) | (here >= scores.size(-1))
         here = here.masked_fill(outside, 0).unsqueeze(-1)
-        score = shifted.gather(-1, here).squeeze(-1).masked_fill(outside, 0)
-        total, score = collectives.allreduce(torch.stack([powers.sum(-1), score]), axes)
-        ctx.save_for_backward(powers / total.unsqueeze(-1), here, outside, target == ignored)
-        rows: Tensor = (total.log() - score).masked_fill(target == ignored, 0)
+        score = (scores.gather(-1, here).squeeze(-1) - greatest).masked_fill(outside, 0)
+        total, score = collectives.allreduce(torch.stack([(total - greatest).exp(), score]), axes)
+        left_out = target == ignored
+        ctx.save_for_backward(scores, greatest + total.log(), here, outside, left_out)
+        rows: Tensor = (total.log() - score).masked_fill(left_out, 0)
         return rows
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        shares, here, outside, left_out = ctx.saved_tensors
-        hits = (~outside).to(shares.dtype).unsqueeze(-1)
-        of_rows = gradient.masked_fill(left_out, 0).unsqueeze(-1)
-        return shares.scatter_add(-1, here, -hits) * of_rows, None, None, None, None
+        scores, total, here, outside, left_out = ctx.saved_tensors
+        of_rows = gradient.masked_fill(left_out, 0)
+        found = (scores - total.unsqueeze(-1)).exp_().mul_(of_rows.unsqueeze(-1))
+        found.scatter_add_(-1, here, of_rows.masked_fill(outside, 0).neg_().unsqueeze(-1))
+        return found, None, None, None, None
 
 
 def _cross_entropy(target: Any, given: Arguments, division: Division) -> Any:
@@ -238,7 +239,7 @@ def _cross_entropy(target: Any, given: Arguments, division: Division) -> Any:
     shared = division.axes(*front)
     if shared:
         total = division.collectives.allreduce(total, shared)
-    return rows.sum() / (total if division.total is None else division.total)
+    return rows.sum() / division.totals.get(division.primitive.name, total)
 
 
 def weight_of(target: Tensor, weight: Tensor | None, ignored: int) -> Tensor:

@@ -36,28 +36,26 @@ class Pass:
         self.sent: dict[str, Tensor] = {}
         self._module, self._inputs, self._received, self._turn = module, inputs, received, turn
         self._read: dict[Reading, Any] = {}
-        self._left, self._ways = module.readers()
+        self._left, self._ways = dict[Reading, int](), dict(module.ways)
         self._gathered: dict[int, _Again] = {}  # by where their memory is
         self._casts: dict[int, tuple[_Again, torch.dtype]] = {}  # of these, for one operator
 
     def run(self, number: int) -> None:
         """One merged operator."""
-        operator, way = self._module.operator(number)
-        readings = [(it.value, demand) for it, demand in zip(operator.reads, way.demands, strict=True)]
+        operator, readings = self._module.operators[number], self._module.readings[number]
         if operator.is_end:
             self._exchange(operator, readings)
             return
         reads = iter([self._brought(it) for it in readings])
         made: dict[str, Any] = {}
-        with self._regathering():
-            for member in operator.made:
-                name = member.value.value
-                made[name] = self._module.run_member(
-                    operator, member, way, made, reads, self._turn, self._cast if self._gathered else None
-                )
-                if name == operator.name:
-                    made[name] = self._module.added_up(number, made[name])
-        self.values |= {it.value: made[it.value] for it in operator.outputs}
+        with self._regathering() if self._gathered else nullcontext():
+            cast = self._cast if self._gathered else None
+            for member in self._module.members[number]:
+                made[member.name] = self._module.run_member(member, made, reads, self._turn, cast)
+                if member.name == operator.name:
+                    made[member.name] = self._module.added_up(number, made[member.name])
+        for it in operator.outputs:
+            self.values[it.value] = made[it.value]
         for reading in readings:
             self._done(reading)
 
@@ -65,34 +63,32 @@ class Pass:
         """What came from the stage before, or goes to the one behind."""
         self.values |= {it.value: self._received[it.value] for it in operator.outputs}
         for reading in readings:
-            self.sent[reading[0]] = self._brought(reading)
+            self.sent[reading.value] = self._brought(reading)
             self._done(reading)
 
     def _brought(self, reading: Reading) -> Any:
-        if reading not in self._read:
-            self._read[reading] = self._bring(reading)
+        if reading not in self._left:
+            self._read[reading], self._left[reading] = self._bring(reading), reading.readers
         return self._read[reading]
 
     def _bring(self, reading: Reading) -> Any:
-        value, demand = reading
-        number, source = self._module.source(value)
+        source, route = reading.source, reading.route
         if source.given is None:
-            route = self._module.route(reading)
-            here = self.values[value]
-            return (
-                here
-                if not isinstance(here, Tensor)
-                else moved(here, self._module.collectives, route.there, route.back)
-            )
+            here = self.values[reading.value]
+            if not isinstance(here, Tensor):
+                return here
+            assert route is not None, "an operator makes it"
+            return moved(here, self._module.collectives, route.there, route.back)
         if not source.given.is_parameter:
-            whole = self._module.whole_views(source, self._inputs[source.name])[value]
-            return self._module.collectives.part(whole, demand.spec)
-        return self._weight(reading, self._module.held(number), self._module.route(reading))
+            whole = self._module.whole_views(reading.maker, self._inputs[source.name])[reading.value]
+            return self._module.collectives.part(whole, reading.spec)
+        assert route is not None, "parameters have an update"
+        return self._weight(reading, self._module.held(reading.maker), route)
 
     def _weight(self, reading: Reading, held: HeldParameter, route: ValueRoute) -> Tensor:
-        stored = held.values[reading[0]]
+        stored = held.values[reading.value]
         if route.is_gathered:
-            again = _Again(self._module, held, reading)
+            again = _Again(self._module, held, reading, route)
             if reading not in held.anchors:
                 held.anchors[reading] = torch.zeros((), requires_grad=route.back is not None)
             result: Tensor = _Gathered.apply(held.anchors[reading], again)  # type: ignore[no-untyped-call]
@@ -114,9 +110,6 @@ class Pass:
 
     def _regathering(self) -> AbstractContextManager[Any]:
         """For the backward pass keeps of gathered weights only how to gather them once more."""
-        if not self._gathered:
-            return nullcontext()
-
         casts = self._casts = dict[int, tuple[_Again, torch.dtype]]()
 
         keep, find = hooks_of_saved_tensors()  # of what is recomputed or offloaded
@@ -145,22 +138,23 @@ class Pass:
         gone = self._read.pop(reading)
         if isinstance(gone, Tensor):
             self._gathered.pop(gone.untyped_storage().data_ptr(), None)
-        self._ways[reading[0]] -= 1
-        if not self._ways[reading[0]]:
-            self.values.pop(reading[0], None)
+        self._ways[reading.value] -= 1
+        if not self._ways[reading.value]:
+            self.values.pop(reading.value, None)
 
 
 class _Again:
     """A weight that is gathered for a pass, and once more for its backward pass."""
 
-    def __init__(self, module: DividedStage, held: HeldParameter, reading: Reading) -> None:
-        self._module, self._held, self._reading = module, held, reading
+    def __init__(
+        self, module: DividedStage, held: HeldParameter, reading: Reading, route: ValueRoute
+    ) -> None:
+        self._module, self._held, self._name, self._route = module, held, reading.value, route
         self._tensor: Tensor | None = None
 
     def gather(self) -> Tensor:
         """Of the ranks that store it."""
-        stored = self._held.values[self._reading[0]]
-        return self._module.collectives.follow(stored, *self._module.route(self._reading).there)
+        return self._module.collectives.follow(self._held.values[self._name], *self._route.there)
 
     def tensor(self) -> Tensor:
         """The same while the backward pass needs it."""
@@ -171,10 +165,9 @@ class _Again:
     def take_home(self, gradient: Tensor) -> None:
         """The gradient of all that read it."""
         self._tensor = None
-        back = self._module.route(self._reading).back
-        assert back is not None
-        home = self._module.collectives.follow(gradient, *back)
-        self._module.take_home(self._held, self._reading[0], home)
+        assert self._route.back is not None, "it has a gradient"
+        home = self._module.collectives.follow(gradient, *self._route.back)
+        self._module.take_home(self._held, self._name, home)
 
 
 class _Gathered(torch.autograd.Function):

@@ -14,7 +14,6 @@ import operator as python
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,17 +22,18 @@ from torch import Tensor, fx, nn
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.meshes import Spec
 from arborcast.pipeline.model.traced.capture import Captured
+from arborcast.pipeline.model.traced.effects import is_random, named
 from arborcast.pipeline.model.traced.model import Traced
 from arborcast.pipeline.model.traced.operator_reader import arguments, kind_of
 from arborcast.pipeline.model.traced.segments import register
 from arborcast.pipeline.model.traced.tensor_sizes import Sizes
 from arborcast.pipeline.operators import OperatorTrace
 from arborcast.pipeline.run.intra.changes import changed_arguments
-from arborcast.pipeline.run.intra.constants import Constants, given, why_unknown
+from arborcast.pipeline.run.intra.constants import Constants, is_number, why_unknown
 from arborcast.pipeline.run.intra.divided_operators import AGREEING, MEAN, Division, run, weight_of
 from arborcast.pipeline.run.intra.divided_pass import Pass
 from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives, moved
-from arborcast.pipeline.run.intra.routes import Reading, ValueRoute, additions, routes
+from arborcast.pipeline.run.intra.routes import Reading, additions, readings
 from arborcast.pipeline.run.prepared_layers import local, over
 from arborcast.pipeline.sharding.graph import Graph, Member, MergedOperator
 from arborcast.pipeline.sharding.setting import Setting
@@ -42,6 +42,36 @@ from arborcast.pipeline.sharding.strategies import Strategy, gathering
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True)
+class PreparedMember:
+    """One operator of torch on this rank's parts, with all that is the same in every pass.
+
+    Attributes:
+        name: of what it makes.
+        node: of the graph.
+        division: how it is divided.
+        sources: of each tensor that it reads the key, and where it is: with what the merged operator makes
+            (its name), with what it reads (None), or with constants (the node, and how it lies).
+        options: arguments by their keys that are the same in every pass.
+        others: those that depend on it.
+        keys: of each argument by name, of a list those of its entries.
+        changed: keys of what it changes in place.
+        is_random: whether it draws random numbers.
+        partner: what stands for it in evaluation, if that is another graph's.
+    """
+
+    name: str
+    node: fx.Node
+    division: Division
+    sources: tuple[tuple[str, str | tuple[fx.Node, Spec] | None], ...]
+    options: Mapping[str, Any]
+    others: Mapping[str, Any]
+    keys: tuple[tuple[str, str | tuple[str, ...]], ...]
+    changed: tuple[str, ...]
+    is_random: bool
+    partner: fx.Node | None
 
 
 @dataclass
@@ -53,6 +83,8 @@ class HeldParameter:
         stored: how passes find it.
         update: how its gradient and its update are divided.
         parameter: as the optimizer has it.
+        views: of it as passes find it.
+        update_views: of it as its update is divided.
         values: it and its views, by name, this rank's stored parts; until the next update.
         leaves: what passes read, where gradients add up.
         anchors: numbers that stand in passes for what is gathered for each of them, whose gradients go home.
@@ -63,6 +95,8 @@ class HeldParameter:
     stored: Spec
     update: Spec
     parameter: nn.Parameter
+    views: tuple[PreparedMember, ...]
+    update_views: tuple[PreparedMember, ...]
     values: dict[str, Tensor] = field(default_factory=dict)
     leaves: dict[Reading, Tensor] = field(default_factory=dict)
     anchors: dict[Reading, Tensor] = field(default_factory=dict)
@@ -86,6 +120,10 @@ class DividedStage:
         module: its parameters and `rest`, by all names that they have in the model; once distributed.
         rest: all else that the model holds, by the first name of each: whole.
         is_last: whether it gives the loss.
+        operators: of the graph.
+        readings: what each of them reads.
+        members: each one's operators of torch.
+        ways: by name in how many ways a value is read.
 
     Raises:
         PlanError: an operator cannot be run as it is divided.
@@ -109,8 +147,6 @@ class DividedStage:
         self._graph, self._chosen, self._setting = graph, tuple(chosen), setting
         self._collectives = collectives
         self._nodes = {node.name: node for node in captured.module.graph.nodes}
-        # Of each operator the same at every pass, and as dear to read as a small operator is to run.
-        self._arguments, self._changed = cache(arguments), cache(changed_arguments)
         self._primitives = {it.name: it for it in trace.operators}
         self._varying = {*self._primitives, *(it.name for it in trace.given)}
         self._sizes = Sizes(captured.samples, trace.samples)
@@ -129,13 +165,11 @@ class DividedStage:
             collectives,
         )
         several = {it.name for it in self._nodes.values() if not isinstance(it.meta.get("val"), Tensor)}
-        self._routes = dict(routes(graph, chosen, setting, several))
+        self.operators = graph.operators
+        self.readings = readings(graph, chosen, setting, several)
+        self.ways = Counter(it.value for it in {it for own in self.readings for it in own})
         self._additions = list(additions(graph, chosen, setting))
-        for operator, way in zip(graph.operators, chosen, strict=True):
-            if way is not None and operator.given is None and not operator.is_end:
-                for member in operator.made:
-                    options = arguments(self._nodes[member.value.value])[1]
-                    self._division(operator, member, way).check(options, setting.microbatches)
+        self.members = [tuple(self._prepared(*pair)) for pair in zip(graph.operators, chosen, strict=True)]
         self._weighed = list(self._weighed_losses())
         self._model = traced.model
         self.module = nn.Module()  # without names of ours, which might be in their way
@@ -163,7 +197,7 @@ class DividedStage:
         Args:
             batch: the inputs of each microbatch.
         """
-        self._totals = {}
+        self._totals.clear()
         if len(batch) == 1:  # it weighs its own
             return
         for node in self._weighed:
@@ -222,7 +256,7 @@ class DividedStage:
                 self.rest[name].copy_(self._constants.anew(node, turn))
         names = (node.name for node in self._captured.inputs)
         going = Pass(self, dict(zip(names, inputs, strict=True)), received, turn)
-        for number, operator in enumerate(self._graph.operators):
+        for number, operator in enumerate(self.operators):
             if operator.given is None:
                 going.run(number)
         return going.sent, going.values[self._result] if self.is_last else None
@@ -231,9 +265,9 @@ class DividedStage:
         """Bring home the gradients of all passes since the last update, as `grad` of the parameters."""
         for held in self._held.values():
             for reading, leaf in held.leaves.items():
-                route = self._routes[reading]
-                if leaf.grad is not None and route.back is not None:
-                    self.take_home(held, reading[0], self._collectives.follow(leaf.grad, *route.back))
+                if leaf.grad is not None and reading.route is not None and reading.route.back is not None:
+                    home = self._collectives.follow(leaf.grad, *reading.route.back)
+                    self.take_home(held, reading.value, home)
             held.leaves = {}
             if held.gradient is not None and held.parameter.requires_grad:
                 held.parameter.grad = over(held.gradient, held.parameter)
@@ -249,7 +283,7 @@ class DividedStage:
                 way = gathering(held.operator, held.stored, held.update, self._setting)
                 assert way is not None, "links allowed it"
                 part = self._collectives.follow(part, held.update, way.path)
-            held.values = self._views(held.operator, held.stored, part)
+            held.values = self._views(held.operator, held.views, part)
 
     def leaves(self) -> Iterator[Tensor]:
         """What stands for parameters in the graphs of passes."""
@@ -268,7 +302,7 @@ class DividedStage:
         if value != held.operator.name:
             with torch.enable_grad():
                 own = local(held.parameter).detach().requires_grad_()
-                view = self._views(held.operator, held.update, own)[value]
+                view = self._views(held.operator, held.update_views, own)[value]
             (gradient,) = torch.autograd.grad(view, own, gradient)
         held.gradient = gradient if held.gradient is None else held.gradient + gradient
 
@@ -279,38 +313,13 @@ class DividedStage:
         """Of the mesh."""
         return self._collectives
 
-    def operator(self, number: int) -> tuple[MergedOperator, Strategy]:
-        """One of the graph, and how it is divided."""
-        way = self._chosen[number]
-        assert way is not None, "inputs are not run"
-        return self._graph.operators[number], way
-
-    def source(self, value: str) -> tuple[int, MergedOperator]:
-        """Who makes a value."""
-        number = self._graph.maker[value][0]
-        return number, self._graph.operators[number]
-
-    def route(self, reading: Reading) -> ValueRoute:
-        """Between who makes a value and who reads it so."""
-        return self._routes[reading]
-
-    def readers(self) -> tuple[Counter[Reading], Counter[str]]:
-        """How many operators read a value alike, and in how many ways it is read."""
-        readers = Counter(
-            (tensor.value, demand)
-            for operator, way in zip(self._graph.operators, self._chosen, strict=True)
-            if way is not None
-            for tensor, demand in zip(operator.reads, way.demands, strict=True)
-        )
-        return readers, Counter(value for value, _ in readers)
-
     def held(self, number: int) -> HeldParameter:
         """A parameter."""
         return self._held[number]
 
-    def whole_views(self, operator: MergedOperator, whole: Tensor) -> dict[str, Tensor]:
+    def whole_views(self, number: int, whole: Tensor) -> dict[str, Tensor]:
         """An input and its views."""
-        return self._views(operator, (None,) * len(self._setting.sizes), whole)
+        return self._views(self.operators[number], self.members[number], whole)
 
     def added_up(self, number: int, result: Any) -> Any:
         """The result of an operator from its summands."""
@@ -321,9 +330,7 @@ class DividedStage:
 
     def run_member(
         self,
-        operator: MergedOperator,
-        member: Member,
-        way: Strategy,
+        it: PreparedMember,
         values: Mapping[str, Any],
         reads: Iterator[Tensor],
         turn: int,
@@ -332,39 +339,39 @@ class DividedStage:
         """One operator of torch within a merged one.
 
         Args:
-            operator: the merged one.
-            member: which of its operators.
-            way: how it is divided.
+            it: the operator.
             values: what is made within the merged one, by name.
             reads: what others made, as it is read, in the order of `MergedOperator.reads`.
             turn: of the pass, for random numbers.
             cast: what autocast does to a tensor that a product reads; None to leave it to autocast.
         """
-        name = member.value.value
-        node, division = self._nodes[name], self._division(operator, member, way)
-        other = None if self.module.training else self._partners.get(name)
-        constants, read = iter(member.constants), dict[str, Any]()
-        tensors, options = self._arguments(node)
-        for key, source in tensors.items():
-            if source.name in values:
-                read[key] = values[source.name]
-            elif source.name in self._varying:
+        read: dict[str, Any] = dict(it.options)
+        for key, source in it.sources:
+            if source is None:
                 read[key] = next(reads)
-                if cast is not None and kind_of(node) in _LOWERED:
+                if cast is not None and it.division.primitive.kind in _LOWERED:
                     read[key] = cast(read[key])
+            elif isinstance(source, str):
+                read[key] = values[source]
             else:
-                spec = spec_of(next(constants), division.assignment)
-                read[key] = _parts(self._constants.value(source, turn), spec, self._collectives)
-        if other is not None and other.target is not node.target:  # evaluation leaves it out
-            return next(iter(read.values()))
-        for key in self._changed(node):
+                node, spec = source
+                read[key] = _parts(self._constants.value(node, turn), spec, self._collectives)
+        if it.partner is not None and not self.module.training:
+            if it.partner.target is not it.node.target:  # evaluation leaves it out
+                return read[it.sources[0][0]]
+            evaluated = arguments(it.partner)[1]  # such as whether to drop out
+            read |= {key: value for key, value in evaluated.items() if not _nodes(value)}
+        for key, value in it.others.items():
+            read[key] = self._constants.plain(value, turn)
+        for key in it.changed:
             read[key] = read[key].clone()
-        if other is not None:  # such as whether to drop out
-            evaluated = self._arguments(other)[1]
-            options = options | {key: it for key, it in evaluated.items() if not _has_nodes(it)}
-        plain = {key: self._constants.plain(it, turn) for key, it in options.items()}
-        with self._constants.drawing(node, turn, division.assignment):
-            return run(node.target, given(node, read | plain), division)
+        given = {
+            name: read[key] if isinstance(key, str) else [read[each] for each in key] for name, key in it.keys
+        }
+        if not it.is_random:
+            return run(it.node.target, given, it.division)
+        with self._constants.drawing(it.node, turn, it.division.assignment):
+            return run(it.node.target, given, it.division)
 
     # ------------------------------------------------------------------ preparation
 
@@ -374,7 +381,65 @@ class DividedStage:
         whole = python.attrgetter(path)(self._model)
         value = self._values.get(self._holdings.names[path], whole)
         parameter = nn.Parameter(_distributed(value, mesh, way.update), whole.requires_grad)
-        return HeldParameter(operator, way.before, way.update, parameter)
+        views, update_views = (tuple(self._viewing(operator, it)) for it in (way.before, way.update))
+        return HeldParameter(operator, way.before, way.update, parameter, views, update_views)
+
+    def _prepared(self, operator: MergedOperator, way: Strategy | None) -> Iterator[PreparedMember]:
+        """What passes run of a merged operator; of what is given the views, of whole tensors."""
+        if operator.is_end:
+            return
+        if way is None or operator.given is not None:
+            yield from self._viewing(operator, (None,) * len(self._setting.sizes))
+            return
+        for member in operator.made:
+            made = self._member(operator, member, way)
+            made.division.check(arguments(made.node)[1], self._setting.microbatches)
+            yield made
+
+    def _viewing(self, operator: MergedOperator, spec: Spec) -> Iterator[PreparedMember]:
+        """The views that follow a parameter or an input: labels are its dimensions."""
+        for member in operator.made[1:]:
+            yield self._member(operator, member, Strategy(spec, spec, (), ()))
+
+    def _member(self, operator: MergedOperator, member: Member, way: Strategy) -> PreparedMember:
+        name = member.value.value
+        node, division = self._nodes[name], self._division(operator, member, way)
+        tensors, options = arguments(node)
+        constants = iter(member.constants)
+        sources = tuple(
+            (
+                key,
+                it.name
+                if it.name in operator.members
+                else None
+                if it.name in self._varying
+                else (it, spec_of(next(constants), division.assignment)),
+            )
+            for key, it in tensors.items()
+        )
+        given = named(node)
+        keys = tuple(
+            (
+                key,
+                key
+                if key in tensors or key in options
+                else tuple(f"{key}.{at}" for at in range(len(given[key]))),
+            )
+            for key in given
+        )
+        varying = {key: it for key, it in options.items() if not all(map(is_number, _nodes(it)))}
+        return PreparedMember(
+            name,
+            node,
+            division,
+            sources,
+            {key: self._constants.plain(it, 0) for key, it in options.items() if key not in varying},
+            varying,
+            keys,
+            changed_arguments(node),
+            is_random(node),
+            self._partners.get(name),
+        )
 
     def _division(self, operator: MergedOperator, member: Member, way: Strategy) -> Division:
         name, assignment = member.value.value, way.after
@@ -390,16 +455,15 @@ class DividedStage:
         for size, at in zip(self._setting.sizes, spec_of(member.value, assignment), strict=True):
             if at is not None:
                 shape[at] //= size
-        return Division(
-            primitive, numbers, assignment, tuple(shape), self._collectives, self._totals.get(name)
-        )
+        return Division(primitive, numbers, assignment, tuple(shape), self._collectives, self._totals)
 
-    def _views(self, operator: MergedOperator, spec: Spec, first: Tensor) -> dict[str, Tensor]:
-        """A parameter or an input, and the views that follow it: labels are its dimensions."""
+    def _views(
+        self, operator: MergedOperator, members: Sequence[PreparedMember], first: Tensor
+    ) -> dict[str, Tensor]:
+        """A parameter or an input, and the views that follow it."""
         values: dict[str, Tensor] = {operator.name: first}
-        way = Strategy(spec, spec, (), ())
-        for member in operator.made[1:]:
-            values[member.value.value] = self.run_member(operator, member, way, values, iter(()), 0)
+        for member in members:
+            values[member.name] = self.run_member(member, values, iter(()), 0)
         return values
 
 
@@ -418,10 +482,10 @@ def undivided(traced: Traced, trace: OperatorTrace) -> dict[str, Tensor]:
     return {it: python.attrgetter(it)(traced.model).detach().clone() for it in others}
 
 
-def _has_nodes(value: Any) -> bool:
+def _nodes(value: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
     fx.map_arg(value, found.append)
-    return bool(found)
+    return found
 
 
 def _counters(captured: Captured) -> Iterator[tuple[str, fx.Node]]:

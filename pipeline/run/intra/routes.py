@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.meshes import Spec
-from arborcast.pipeline.sharding.graph import Graph
+from arborcast.pipeline.sharding.graph import Graph, MergedOperator, Tensor
 from arborcast.pipeline.sharding.resharding import ReshardingPath
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import spec_of
@@ -18,9 +18,6 @@ from arborcast.pipeline.sharding.strategies import (
     inner_ways,
     summands_of,
 )
-
-Reading = tuple[str, ReadLayout]
-"""A value and how it is read."""
 
 Leg = tuple[Spec, ReshardingPath]
 """How a tensor lies, and the path that it takes from there."""
@@ -41,10 +38,31 @@ class ValueRoute:
     is_gathered: bool
 
 
-def routes(
+@dataclass(eq=False)
+class Reading:
+    """A value as some operators read it alike; itself alone is equal to it.
+
+    Attributes:
+        value: its name.
+        spec: how it lies then.
+        maker: the number of the operator that makes it.
+        source: that operator.
+        route: from there; None of an input of the model, which every rank has.
+        readers: how many operators read it so.
+    """
+
+    value: str
+    spec: Spec
+    maker: int
+    source: MergedOperator
+    route: ValueRoute | None
+    readers: int = 0
+
+
+def readings(
     graph: Graph, chosen: Sequence[Strategy | None], setting: Setting, several: Collection[str]
-) -> Iterator[tuple[Reading, ValueRoute]]:
-    """The route of every reading.
+) -> list[tuple[Reading, ...]]:
+    """What every operator reads, in its order, of which those that read alike have the same.
 
     Args:
         graph: the operators of the stage.
@@ -55,33 +73,43 @@ def routes(
     Raises:
         PlanError: no links lead from a maker to a reader, or several tensors would have to move.
     """
+    known: dict[tuple[str, ReadLayout], Reading] = {}
+    found: list[tuple[Reading, ...]] = []
     for operator, way in zip(graph.operators, chosen, strict=True):
-        if way is None or operator.given is not None:
-            continue
-        for tensor, demand in zip(operator.reads, way.demands, strict=True):
-            number, which = graph.maker[tensor.value]
-            source, made = graph.operators[number], chosen[number]
-            if made is None:
-                continue
-            spec, update = made.outputs[which], made.update
-            if update is not None:
-                update = spec_of(source.outputs[which], update)
-            ways = crossing_ways(tensor, spec, update, demand, setting)
-            if ways is None:
-                raise PlanError(f"operator {operator.name}: no links lead to {tensor.value} as {demand.spec}")
-            there, back = (it.path for it in ways)
-            if there.steps and tensor.value in several:
-                raise PlanError(
-                    f"operator {operator.name}: cannot move {tensor.value}, which is several tensors"
-                )
-            yield (
-                (tensor.value, demand),
-                ValueRoute(
-                    (spec, there),
-                    None if demand.gradient is None else (demand.gradient, back),
-                    update is not None and there.ps > 0,
-                ),
-            )
+        own = []
+        pairs = () if way is None or operator.given else zip(operator.reads, way.demands, strict=True)
+        for tensor, demand in pairs:
+            key = tensor.value, demand
+            if key not in known:
+                number, which = graph.maker[tensor.value]
+                source, made = graph.operators[number], chosen[number]
+                spec, update = (None, None) if made is None else (made.outputs[which], made.update)
+                if update is not None:
+                    update = spec_of(source.outputs[which], update)
+                route = None if spec is None else _route(operator.name, tensor, spec, update, demand, setting)
+                if route is not None and route.there[1].steps and tensor.value in several:
+                    raise PlanError(
+                        f"operator {operator.name}: cannot move {tensor.value}, which is several tensors"
+                    )
+                known[key] = Reading(tensor.value, demand.spec, number, source, route)
+            known[key].readers += 1
+            own.append(known[key])
+        found.append(tuple(own))
+    return found
+
+
+def _route(
+    name: str, tensor: Tensor, spec: Spec, update: Spec | None, demand: ReadLayout, setting: Setting
+) -> ValueRoute:
+    ways = crossing_ways(tensor, spec, update, demand, setting)
+    if ways is None:
+        raise PlanError(f"operator {name}: no links lead to {tensor.value} as {demand.spec}")
+    there, back = (it.path for it in ways)
+    return ValueRoute(
+        (spec, there),
+        None if demand.gradient is None else (demand.gradient, back),
+        update is not None and there.ps > 0,
+    )
 
 
 def additions(
