@@ -207,7 +207,10 @@ def least_piece(text: str) -> int:
     """The bytes of a `MinPiece`; 0 stands for 1."""
     from arborcast.synth.formats.sizes import parse_size
 
-    return 1 if text == "0" else parse_size(text)
+    try:
+        return 1 if text == "0" else parse_size(text)
+    except InputError as error:
+        raise InputError(f"--min-piece: {error}, or 0") from None
 
 
 RateTolerance = Annotated[
