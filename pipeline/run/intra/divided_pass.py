@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from arborcast.backends.tensors.torch_compat import hooks_of_saved_tensors
 from arborcast.pipeline.run.intra.mesh_collectives import moved
-from arborcast.pipeline.run.intra.routes import Reading, ValueRoute
+from arborcast.pipeline.run.intra.routes import PreparedRead, ValueRoute
 from arborcast.pipeline.sharding.graph import MergedOperator
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class Pass:
         self.values: dict[str, Any] = {}
         self.sent: dict[str, Tensor] = {}
         self._module, self._inputs, self._received, self._turn = module, inputs, received, turn
-        self._read: dict[Reading, Any] = {}
-        self._left, self._ways = dict[Reading, int](), dict(module.ways)
+        self._read: dict[PreparedRead, Any] = {}
+        self._left, self._ways = dict[PreparedRead, int](), dict(module.ways)
         self._gathered: dict[int, _Again] = {}  # by where their memory is
         self._casts: dict[int, tuple[_Again, torch.dtype]] = {}  # of these, for one operator
 
@@ -59,19 +59,19 @@ class Pass:
         for reading in readings:
             self._done(reading)
 
-    def _exchange(self, operator: MergedOperator, readings: Sequence[Reading]) -> None:
+    def _exchange(self, operator: MergedOperator, readings: Sequence[PreparedRead]) -> None:
         """What came from the stage before, or goes to the one behind."""
         self.values |= {it.value: self._received[it.value] for it in operator.outputs}
         for reading in readings:
             self.sent[reading.value] = self._brought(reading)
             self._done(reading)
 
-    def _brought(self, reading: Reading) -> Any:
+    def _brought(self, reading: PreparedRead) -> Any:
         if reading not in self._left:
             self._read[reading], self._left[reading] = self._bring(reading), reading.readers
         return self._read[reading]
 
-    def _bring(self, reading: Reading) -> Any:
+    def _bring(self, reading: PreparedRead) -> Any:
         source, route = reading.source, reading.route
         if source.given is None:
             here = self.values[reading.value]
@@ -85,7 +85,7 @@ class Pass:
         assert route is not None, "parameters have an update"
         return self._weight(reading, self._module.held(reading.maker), route)
 
-    def _weight(self, reading: Reading, held: HeldParameter, route: ValueRoute) -> Tensor:
+    def _weight(self, reading: PreparedRead, held: HeldParameter, route: ValueRoute) -> Tensor:
         stored = held.values[reading.value]
         if route.is_gathered:
             again = _Again(self._module, held, reading, route)
@@ -130,7 +130,7 @@ class Pass:
 
         return saved_tensors_hooks(pack, unpack)
 
-    def _done(self, reading: Reading) -> None:
+    def _done(self, reading: PreparedRead) -> None:
         """Let go of what nobody reads any more."""
         self._left[reading] -= 1
         if self._left[reading]:
@@ -147,7 +147,7 @@ class _Again:
     """A weight that is gathered for a pass, and once more for its backward pass."""
 
     def __init__(
-        self, module: DividedStage, held: HeldParameter, reading: Reading, route: ValueRoute
+        self, module: DividedStage, held: HeldParameter, reading: PreparedRead, route: ValueRoute
     ) -> None:
         self._module, self._held, self._name, self._route = module, held, reading.value, route
         self._tensor: Tensor | None = None

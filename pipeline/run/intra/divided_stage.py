@@ -33,7 +33,7 @@ from arborcast.pipeline.run.intra.constants import Constants, is_number, why_unk
 from arborcast.pipeline.run.intra.divided_operators import AGREEING, MEAN, Division, run, weight_of
 from arborcast.pipeline.run.intra.divided_pass import Pass
 from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives, moved
-from arborcast.pipeline.run.intra.routes import Reading, additions, readings
+from arborcast.pipeline.run.intra.routes import PreparedRead, additions, readings
 from arborcast.pipeline.run.prepared_layers import local, over
 from arborcast.pipeline.sharding.graph import Graph, Member, MergedOperator
 from arborcast.pipeline.sharding.setting import Setting
@@ -98,8 +98,8 @@ class HeldParameter:
     views: tuple[PreparedMember, ...]
     update_views: tuple[PreparedMember, ...]
     values: dict[str, Tensor] = field(default_factory=dict)
-    leaves: dict[Reading, Tensor] = field(default_factory=dict)
-    anchors: dict[Reading, Tensor] = field(default_factory=dict)
+    leaves: dict[PreparedRead, Tensor] = field(default_factory=dict)
+    anchors: dict[PreparedRead, Tensor] = field(default_factory=dict)
     gradient: Tensor | None = None
 
 

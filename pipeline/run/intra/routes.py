@@ -39,7 +39,7 @@ class ValueRoute:
 
 
 @dataclass(eq=False)
-class Reading:
+class PreparedRead:
     """A value as some operators read it alike; itself alone is equal to it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Reading:
 
 def readings(
     graph: Graph, chosen: Sequence[Strategy | None], setting: Setting, several: Collection[str]
-) -> list[tuple[Reading, ...]]:
+) -> list[tuple[PreparedRead, ...]]:
     """What every operator reads, in its order, of which those that read alike have the same.
 
     Args:
@@ -73,8 +73,8 @@ def readings(
     Raises:
         PlanError: no links lead from a maker to a reader, or several tensors would have to move.
     """
-    known: dict[tuple[str, ReadLayout], Reading] = {}
-    found: list[tuple[Reading, ...]] = []
+    known: dict[tuple[str, ReadLayout], PreparedRead] = {}
+    found: list[tuple[PreparedRead, ...]] = []
     for operator, way in zip(graph.operators, chosen, strict=True):
         own = []
         pairs = () if way is None or operator.given else zip(operator.reads, way.demands, strict=True)
@@ -91,7 +91,7 @@ def readings(
                     raise PlanError(
                         f"operator {operator.name}: cannot move {tensor.value}, which is several tensors"
                     )
-                known[key] = Reading(tensor.value, demand.spec, number, source, route)
+                known[key] = PreparedRead(tensor.value, demand.spec, number, source, route)
             known[key].readers += 1
             own.append(known[key])
         found.append(tuple(own))
