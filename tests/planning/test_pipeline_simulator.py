@@ -20,7 +20,7 @@ from arborcast.pipeline.simulation.clock import Clock
 from arborcast.pipeline.simulation.deliveries import Deliveries, Pair
 from arborcast.pipeline.simulation.link_sharing import MessageInFlight, SharedLinks
 from arborcast.pipeline.simulation.pass_simulator import simulate
-from arborcast.pipeline.simulation.synchronisation import ties_us
+from arborcast.pipeline.simulation.synchronisation import bucket_runs, ties_us
 from arborcast.pipeline.stage_sharding import StageSharding
 from arborcast.pipeline.stages import BUCKET_BYTES, Plan, Stage, divided
 from arborcast.synth.topology import Link, Topology
@@ -122,6 +122,50 @@ def test_an_update_waits_for_all_replicas():
     timeline = simulate(Plan([(0, 1, [0, 1])], 1), costs, LinkCosts(line(2)), batch=3)
     assert picture(timeline)[0] == "F0 0-20, B0 20-60, update 60-67"
     assert picture(timeline)[1] == "F0 0-10, B0 10-30, update 60-67"
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_buckets_are_full_one_after_another_and_a_shared_parameter_is_in_one_of_them(data):
+    """Beside parameters that are put into buckets quarter by quarter, from the last layer to the first."""
+    quarter, layers = BUCKET_BYTES // 4, data.draw(st.integers(4, 6))
+    own = data.draw(st.lists(st.integers(0, 6), min_size=layers, max_size=layers))
+    users = st.sets(st.integers(0, layers - 1), min_size=2).map(sorted).map(tuple)
+    shared = data.draw(st.lists(st.tuples(st.integers(1, 5), users), max_size=2))
+    sizes = [
+        (size + sum(more for more, those in shared if i in those)) * quarter for i, size in enumerate(own)
+    ]
+    ties = [Tie(f"shared{i}", size * quarter, those) for i, (size, those) in enumerate(shared)]
+    costs = Profile(
+        "drawn",
+        1,
+        tuple(Layer(f"layer{i}", 1, 2, 0, 0, size, size, 0) for i, size in enumerate(sizes)),
+        ties=tuple(ties),
+    )
+    cuts = sorted(data.draw(st.sets(st.integers(1, layers - 1), min_size=3, max_size=3)))
+    replicas = data.draw(st.integers(1, 2))
+    ranks = [list(range(replicas)), list(range(replicas, 2 * replicas))] * 2
+    plan = Plan([*zip([0, *cuts], [*cuts, layers], ranks, strict=True)], 1, order="interleaved")
+    network = LinkCosts(wired(2 * replicas, dict.fromkeys(combinations(range(2 * replicas), 2), 1)))
+    for worker in plan.workers:
+        stage_of = {
+            layer: stage
+            for stage in worker.stages
+            for layer in range(plan.stages[stage].start, plan.stages[stage].end)
+        }
+        held = [(size, layer) for layer, size in enumerate(own) if layer in stage_of]
+        held += [(size, min(here)) for size, those in shared if (here := stage_of.keys() & set(those))]
+        line_up = [layer for size, layer in sorted(held, key=lambda it: -it[1]) for _ in range(size)]
+        buckets = [line_up[at : at + 4] for at in range(0, len(line_up), 4)] if replicas > 1 else []
+        expected = {}
+        for bucket in buckets:
+            at = bucket[-1], len(bucket) == 4
+            time_us, firsts = expected.get(at, (0, {}))
+            firsts |= {stage_of[layer]: layer for layer in bucket}
+            expected[at] = time_us + network.allreduce_us(worker.ranks, len(bucket) * quarter), firsts
+        runs = bucket_runs(plan, costs, network, worker)
+        assert [it.time_us for it in runs] == pytest.approx([time_us for time_us, _ in expected.values()])
+        assert [it.firsts for it in runs] == [firsts for _, firsts in expected.values()]
 
 
 def test_replicas_then_allreduce_and_update():
