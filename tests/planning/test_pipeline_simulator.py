@@ -293,6 +293,13 @@ def test_ties_between_ranks_that_no_links_join_go_around_a_ring_of_paths():
     assert [it.end_us - it.start_us for it in timeline.intervals if it.kind == "allreduce"] == [1, 1]
 
 
+def test_a_shared_parameter_is_summed_once_all_stages_that_use_it_are_through():
+    costs = model([(10, 20)] * 2, weights=4000, ties=[Tie("shared", 1000, (0, 1))])
+    timeline = simulate(one_layer_each(2, 1, "1f1b"), costs, LinkCosts(line(2)), batch=1)
+    through = max(it.end_us for it in timeline.intervals if it.kind == "backward")
+    assert {it.start_us for it in timeline.intervals if it.kind == "allreduce"} == {through}
+
+
 def test_a_message_alone_is_as_fast_as_the_narrowest_link_on_its_way():
     rates = {(0, 2): 1, (2, 1): Fraction(1, 2), (1, 2): Fraction(1, 4), (2, 0): 1}
     fabric = wired(2, rates, switches=["hub"], both=False)
