@@ -293,11 +293,16 @@ def test_ties_between_ranks_that_no_links_join_go_around_a_ring_of_paths():
     assert [it.end_us - it.start_us for it in timeline.intervals if it.kind == "allreduce"] == [1, 1]
 
 
-def test_a_shared_parameter_is_summed_once_all_stages_that_use_it_are_through():
-    costs = model([(10, 20)] * 2, weights=4000, ties=[Tie("shared", 1000, (0, 1))])
-    timeline = simulate(one_layer_each(2, 1, "1f1b"), costs, LinkCosts(line(2)), batch=1)
-    through = max(it.end_us for it in timeline.intervals if it.kind == "backward")
-    assert {it.start_us for it in timeline.intervals if it.kind == "allreduce"} == {through}
+def test_a_shared_parameter_is_summed_once_the_replicas_of_all_its_stages_have_summed_their_gradients():
+    costs = model([(10, 20)] * 2, weights=4000, ties=[Tie("shared", 1000, (0, 1))], samples=2)
+    network = LinkCosts(wired(3, dict.fromkeys(combinations(range(3), 2), 1)))
+    timeline = simulate(Plan([(0, 1, [0, 1]), (1, 2, [2])], 1), costs, network, batch=2)
+    sums = {
+        rank: [it for it in timeline.intervals if (it.kind, it.rank) == ("allreduce", rank)]
+        for rank in (0, 2)
+    }
+    (replicas, tie), (alone,) = sums[0], sums[2]
+    assert alone.start_us == tie.start_us == replicas.end_us > replicas.start_us
 
 
 def test_a_message_alone_is_as_fast_as_the_narrowest_link_on_its_way():
