@@ -113,6 +113,14 @@ def _checked(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return parse
 
 
+def _least_piece(text: object) -> int:
+    """The bytes of a `MinPiece`, of its default, too; 0 stands for 1."""
+    try:
+        return 1 if text == "0" else parse_size(str(text))
+    except InputError as error:
+        raise InputError(f"{error}, or 0") from None
+
+
 def duration(*names_and_help: str) -> Any:
     """An option whose value is a positive number of seconds."""
     return option(*names_and_help, parser=seconds, metavar="SECONDS")
@@ -194,25 +202,15 @@ OldPicture = Annotated[Path | None, target("-o", "--output", "", hidden=True)]
 Seed = Annotated[int, number("--seed", "breaks ties; the same seed gives the same schedule")]
 NoCache = Annotated[bool, option("--no-cache", "neither use nor keep answers of solvers on disk")]
 MinPiece = Annotated[
-    str,
+    int,
     option(
         "--min-piece",
         "with simulated times: no chunk of average size is cut into smaller pieces; 0: as many as gain",
+        parser=_checked(_least_piece),
         metavar="SIZE",
+        show_default="32KiB",
     ),
 ]
-
-
-def least_piece(text: str) -> int:
-    """The bytes of a `MinPiece`; 0 stands for 1."""
-    from arborcast.synth.formats.sizes import parse_size
-
-    try:
-        return 1 if text == "0" else parse_size(text)
-    except InputError as error:
-        raise InputError(f"--min-piece: {error}, or 0") from None
-
-
 RateTolerance = Annotated[
     str | None,
     option(

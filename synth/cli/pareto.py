@@ -21,13 +21,13 @@ from arborcast.synth.cli.options import (
     Root,
     Seed,
     about_a_fabric,
-    least_piece,
     number,
     option,
     part_of_one,
     refuse,
 )
 from arborcast.synth.errors import TimedOutError
+from arborcast.synth.solve_options import MIN_PIECE_BYTES, SolveOptions
 
 OF_STEPS = (
     "is of the search through steps, up to 64 ranks; on more, known patterns and low trees are compared"
@@ -49,7 +49,7 @@ def pareto(
     rate_tolerance: RateTolerance = None,
     deadline: Deadline = None,
     seed: Seed = 0,
-    min_piece: MinPiece = "32KiB",
+    min_piece: MinPiece = MIN_PIECE_BYTES,
     jobs: Jobs = 1,
     dask: Dask = None,
     no_cache: NoCache = False,
@@ -70,7 +70,6 @@ def pareto(
     from arborcast.synth.cli.latency_bandwidth import show_latency_bandwidth
     from arborcast.synth.formats.atomic import check_folder
     from arborcast.synth.pictures.canvas import check_path
-    from arborcast.synth.solve_options import SolveOptions
 
     if output is not None:
         check_folder(output)
@@ -78,7 +77,7 @@ def pareto(
     on = load_fabric(fabric)
     topology = on.topology
     wanted = collective_on(collective, on, root)
-    options = SolveOptions(seed=seed, deadline_s=deadline, min_piece_bytes=least_piece(min_piece))
+    options = SolveOptions(seed=seed, deadline_s=deadline, min_piece_bytes=min_piece)
     asked = synth_api.approach(on.topology, wanted, options=options)
     if asked.translations is not None:
         refuse(OF_STEPS, max_steps=max_steps, tolerance=tolerance, rate_tolerance=rate_tolerance)

@@ -27,7 +27,6 @@ from arborcast.synth.cli.options import (
     count,
     duration,
     in_bytes,
-    least_piece,
     number,
     option,
     refuse,
@@ -37,6 +36,7 @@ from arborcast.synth.cli.programs import is_program, run_program, verify_program
 from arborcast.synth.cli.repair import verify_spares
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.words import gigabytes, of_bound
+from arborcast.synth.solve_options import MIN_PIECE_BYTES
 
 MOST_EXPANDED = 8_000_000
 """Transfers that `expand` writes out: more would make a file too large to be read again."""
@@ -133,7 +133,7 @@ def simulate(
     priced: Annotated[
         bool, option("--priced", "links as fast as they are measured to be, and what a call costs")
     ] = False,
-    min_piece: MinPiece = "32KiB",
+    min_piece: MinPiece = MIN_PIECE_BYTES,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a schedule over sizes, beside the baselines."""
@@ -152,7 +152,7 @@ def simulate(
             service=order,
             frame_bytes=frame,
             priced=priced,
-            min_piece_bytes=least_piece(min_piece),
+            min_piece_bytes=min_piece,
         )
     if picture is not None:
         from arborcast.synth.pictures import draw_sweep

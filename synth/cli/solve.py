@@ -39,7 +39,6 @@ from arborcast.synth.cli.options import (
     Seed,
     about_a_fabric,
     in_bytes,
-    least_piece,
     number,
     option,
     part_of_one,
@@ -47,6 +46,7 @@ from arborcast.synth.cli.options import (
 )
 from arborcast.synth.errors import InfeasibleError, InputError, SolverDiedError, TimedOutError
 from arborcast.synth.methods import MethodName
+from arborcast.synth.solve_options import MIN_PIECE_BYTES, SolveOptions
 
 if TYPE_CHECKING:
     from arborcast.synth.implicit_schedule import AnySchedule
@@ -67,7 +67,7 @@ def solve(
             "with --max-trees, --max-height or --tolerance of trees alone",
         ),
     ] = None,
-    min_piece: MinPiece = "32KiB",
+    min_piece: MinPiece = MIN_PIECE_BYTES,
     prove_time: Annotated[
         bool,
         typer.Option("--prove-time", help="with --size: the closest limit of the time, with its proof"),
@@ -118,8 +118,6 @@ def solve(
     as_json: AsJson = False,
 ) -> None:
     """Find a schedule, prove how good it is, and verify it."""
-    from arborcast.synth.solve_options import SolveOptions
-
     if prove_time and size is None:
         raise InputError("--prove-time: needs --size, of which the time is")
     options = SolveOptions(
@@ -136,7 +134,7 @@ def solve(
         cache=not no_cache,
         max_height=max_height,
         proof=proof,
-        min_piece_bytes=least_piece(min_piece),
+        min_piece_bytes=min_piece,
     )
     on = load_fabric(fabric)
     topology = on.topology
