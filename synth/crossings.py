@@ -58,6 +58,10 @@ class Prices(ABC):
         """What it takes at least, by what is easily known."""
         return 0.0
 
+    def _any_us(self, size: Bytes) -> float:
+        """What every candidate takes at least; per byte no more at a larger size."""
+        return 0.0
+
     def _proven_us(self, at: int, size: Bytes) -> float:
         """What it takes at least, by more work than `_carried_us` but without its time."""
         return self._carried_us(at, size)
@@ -96,9 +100,10 @@ class Prices(ABC):
         first.sort(key=lambda at: (size not in self._known[at], self._effort(at)))
         rest.sort(key=least.__getitem__)
         best, best_us = first[0], self.time_us(first[0], size)
+        any_us = self._any_us(size) if near else 0.0
         place = {at: place for place, at in enumerate(asked)}
         for at in (*first[1:], *rest):
-            if least[at] > best_us or (near and (1 + near) * least[at] >= best_us):
+            if least[at] > best_us or (near and (1 + near) * max(least[at], any_us) >= best_us):
                 continue
             time_us = self.time_us(at, size)
             if (time_us, place[at]) < (best_us, place[best]):
@@ -146,6 +151,8 @@ class Prices(ABC):
     def keeps(self, server: int, rival: int, first: Bytes, last: Bytes) -> bool:
         """Whether a rival is nowhere in a range of sizes `NEAR` faster than the one that serves it."""
         allowed = 1 + NEAR + self.tolerated
+        if self._is_least(server, first, last, allowed):
+            return True
         work_us, growth = self._work_us(server, last), self.time_us(server, first) / first
 
         def most_us(size: float) -> float:
@@ -169,9 +176,25 @@ class Prices(ABC):
             self.time_us(rival, size)
             if bounded():
                 return True
+        if all(self._is_alike(server, rival, size) for size in (first, last)):
+            return True
         return all(self.is_steady(at, first, last) for at in (server, rival)) and self._on_lines(
             server, rival, first, last
         )
+
+    def _is_least(self, server: int, first: Bytes, last: Bytes, allowed: float) -> bool:
+        """Whether in a range of sizes no candidate at all could be much faster than this one."""
+        if self.time_us(server, first) * last <= allowed * self._any_us(last) * first:
+            return True  # per byte it takes no more than at the first size
+        return self.is_steady(server, first, last) and all(
+            self.time_us(server, size) <= allowed * self._any_us(size)
+            for size in (first, last, between(first, last))
+        )
+
+    def _is_alike(self, server: int, rival: int, size: Bytes) -> bool:
+        """Whether two candidates, cut alike, take the same time: most often one schedule, found twice."""
+        same = math.isclose(self.time_us(server, size), self.time_us(rival, size), rel_tol=1e-9)
+        return same and self.pieces(server, size) == self.pieces(rival, size)
 
     def _on_lines(self, server: int, rival: int, first: Bytes, last: Bytes) -> bool:
         """Whether two times are on lines, and the rival's nowhere `KEPT` below the other's."""
@@ -190,6 +213,10 @@ class Prices(ABC):
         """Whether a candidate cuts alike from one size to another."""
         fewest = self.pieces(at, first)
         return (self.pieces(at, last) - fewest) * STEADY <= fewest
+
+    def jumps(self, candidates: Iterable[int], size: Bytes) -> bool:
+        """Whether one of these is cut more finely at a size than at one byte less."""
+        return any(self.pieces(at, size) > self.pieces(at, size - 1) for at in candidates)
 
     def cut(self, candidates: Iterable[int], first: Bytes, last: Bytes) -> Bytes:
         """Where to part a range: near the middle, where one of these gets more pieces if any does."""
@@ -245,7 +272,8 @@ def crossings(prices: Prices, sizes: Sequence[Bytes]) -> list[tuple[Bytes, int]]
             if rivals and start < end:
                 middle = prices.cut([server, *rivals], start, end)
                 rivals.append(server)
-                todo += [(middle, end, rivals), (start, middle - 1, rivals)]
+                below = middle - 1 if middle == end or prices.jumps(rivals, middle) else middle
+                todo += [(middle, end, rivals), (start, below, rivals)]
         if best[last] != found[-1][1]:
             found.append((last, best[last]))
     return found

@@ -33,6 +33,7 @@ from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
+    from arborcast.synth.bounds.time_limits import TimeLimit
     from arborcast.synth.simulation.pieces import PieceRule
     from arborcast.synth.simulation.simulator import Runs
 
@@ -158,8 +159,15 @@ class Simulated(Prices):
     def _proven_us(self, at: int, size: int) -> float:
         return self._runs[at].least_us(size)
 
+    def _any_us(self, size: int) -> float:
+        return (1 - 1e-9) * self._least.at(size)  # a little less for what a simulation rounds
+
     def _effort(self, at: int) -> int:
         return self._runs[at].effort
+
+    @cached_property
+    def _least(self) -> LeastTime:
+        return LeastTime.of(self.schedules[0], self.priced)
 
     @cached_property
     def _runs(self) -> list[Runs]:
@@ -169,6 +177,29 @@ class Simulated(Prices):
         limits: dict[str, Any] = {"min_piece_bytes": least} if isinstance(least, int) else {"rule": least}
         make: Callable[..., Runs] = Runs.priced if self.priced else Runs
         return [make(each, max_frames=ENOUGH_FRAMES, **limits) for each in self.schedules]
+
+
+@dataclass(frozen=True)
+class LeastTime:
+    """What every schedule takes at least on links as they are priced, in microseconds."""
+
+    limit: TimeLimit
+    call_us: float
+
+    @classmethod
+    def of(cls, schedule: AnySchedule, priced: bool = True) -> LeastTime:
+        """For the fabric and collective of this one."""
+        from arborcast.synth.bounds.time_limits import time_limit
+        from arborcast.synth.simulation.prices import CALL_US, effective
+
+        # Links carry no schedule faster than those that only forward: their limit is one of all prices.
+        topology = effective(schedule.topology) if priced else schedule.topology
+        limit = time_limit(topology, schedule.collective, schedule.bound)
+        return cls(limit, 0.0 if topology is schedule.topology else float(CALL_US))
+
+    def at(self, size_bytes: int, *, more: Fraction = Fraction(0)) -> float:
+        """For a buffer of so many bytes, and on links this part of it more."""
+        return float((1 + more) * self.limit.at(size_bytes)) + self.call_us
 
 
 def _carried_us(schedule: AnySchedule, size_bytes: int) -> float:
@@ -215,7 +246,7 @@ def compared(
             for schedule in found:
                 schedules.append(schedule)
                 if size_bytes is not None:
-                    enough_us = enough_us or _enough_us(schedule, size_bytes)
+                    enough_us = enough_us or LeastTime.of(schedule).at(size_bytes, more=NEAR_ENOUGH)
                     if _takes_at_most(schedule, size_bytes, enough_us, least_piece):
                         break
     except TimedOutError as error:
@@ -228,16 +259,6 @@ def compared(
             f"{kind}: no schedule was found with the effort of a comparison; without a size more is spent"
         )
     return Selection(tuple(schedules), None, deadline, least_piece=least_piece)
-
-
-def _enough_us(schedule: AnySchedule, size_bytes: int) -> float:
-    from arborcast.synth.bounds.time_limits import time_limit
-    from arborcast.synth.simulation.prices import CALL_US, effective
-
-    # Links carry no schedule faster than those that only forward: a limit of times there is one of prices.
-    topology = effective(schedule.topology)
-    least = time_limit(topology, schedule.collective, schedule.bound).at(size_bytes)
-    return float((1 + NEAR_ENOUGH) * least + (0 if topology is schedule.topology else CALL_US))
 
 
 def _takes_at_most(schedule: AnySchedule, size_bytes: int, time_us: float, least_piece: int) -> bool:

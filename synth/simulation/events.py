@@ -7,7 +7,6 @@ integer so that what happens at the same time on paper happens at the same time 
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -118,7 +117,10 @@ class Queues(NamedTuple):
     """What waits during a run.
 
     Attributes:
-        waiting: per link, what waits for it, as `_queue` writes it; a heap unless the order is random.
+        waiting: of each link what waits for it, as `_queue` writes it, from `room` on: a heap unless the
+            order is random.
+        room: of each link its place in `waiting`, which holds all that ever passes the link.
+        counts: of each link how much waits for it.
         touched: links that may have something to start now.
         ready: of each cell, the instant since which it only waits for its turn, -1 before.
         turn: of each lane, the next of its passages.
@@ -130,7 +132,9 @@ class Queues(NamedTuple):
         frames: of a piece.
     """
 
-    waiting: list[list[int]]
+    waiting: Ints
+    room: Ints
+    counts: Ints
     touched: list[int]
     ready: Ints
     turn: Ints
@@ -175,19 +179,33 @@ def play(  # noqa: PLR0912, PLR0915
         seed: of a random order.
     """
     # A row per frame: few frames are on their way at a time, so that what is touched stays in the cache.
-    hops = layout.link.size
+    # Taken out of their tuples once: each time counts references, which takes longer than what is done here.
+    link_of, transfer_of, step, first_hop = layout.link, layout.transfer, layout.step, layout.first_hop
+    reads, writes, follower = layout.reads, layout.writes, layout.follower
+    first_reader, readers = layout.first_reader, layout.readers
+    is_held, is_limited = lanes.lane.size > 0, streams.limits.size > 0
+    hops = link_of.size
     rows = pieces * frames
     start = np.full((rows, hops), -1, np.int64)
     needed = np.empty((rows, layout.needed.size), np.int32)
     needed[:] = layout.needed * grain
     idle = np.ones(latencies.size, np.bool_)
     # The empty comprehensions tell numba what the lists hold.
-    events = [(0, 0) for _ in range(0)]  # (tick, 2 * cell of `start`, + 1 for arrivals)
     offered = [0 for _ in range(0)]  # cells of `start` that are now where their hop begins
     came = [0 for _ in range(0)]  # those that have arrived
     span = (layout.step.max() + pieces) * hops * frames if hops > 0 else 1
+    links = latencies.size
+    room = np.zeros(links + 1, np.int64)
+    for link in layout.link:
+        room[link + 1] += rows
+    room = np.cumsum(room)
+    # What a link carries arrives in the order in which it is sent: only the next of it is among the events.
+    passed, sent, came_in = np.empty(rows * hops, np.int64), room[:-1].copy(), room[:-1].copy()
+    events, due, happening = np.empty(2 * links, np.int64), np.zeros(2 * links, np.int64), 0
     queues = Queues(
-        [[0 for _ in range(0)] for _ in range(latencies.size)],
+        np.empty(rows * hops, np.int64),
+        room,
+        np.zeros(links, np.int64),
         [0 for _ in range(0)],
         np.full(lanes.passages.size, -1, np.int64),
         lanes.first.copy(),
@@ -198,8 +216,8 @@ def play(  # noqa: PLR0912, PLR0915
         span,
         frames,
     )
-    waiting, touched = queues.waiting, queues.touched
-    counted = layout.step.size * pieces if streams.limits.size > 0 else 0
+    waiting, counts, touched = queues.waiting, queues.counts, queues.touched
+    counted = layout.step.size * pieces if is_limited else 0
     messages = StreamQueues(
         streams.limits.copy(),
         [0 for _ in range(0)],
@@ -209,62 +227,168 @@ def play(  # noqa: PLR0912, PLR0915
         np.zeros(counted, np.bool_),
         np.full(counted, frames, np.int64),
     )
-    for at in range(layout.inputs.size * rows):
-        _settle(layout, grain, layout.inputs[at // rows], at % rows, needed, offered)
+    happened = [version * rows + frame for version in layout.inputs for frame in range(rows)]
     # Instants are counted, so that one and a key fit into 63 bits wherever `start` fits into a machine.
     now = instant = drawn = 0
     while True:
-        if counted > 0:
+        for one in happened:  # what a version needed; where it was the last, its readers go on
+            version = one // rows
+            frame = one - version * rows
+            while version >= 0:
+                together = grain[version]
+                first = frame - frame % together
+                needed[first, version] -= 1
+                if needed[first, version] > 0:
+                    break
+                for row in range(first, first + together):
+                    for place in range(first_reader[version], first_reader[version + 1]):
+                        offered.append(row * hops + first_hop[readers[place]])
+                version = follower[version]
+                if version >= 0:
+                    needed[first, version] -= together - 1  # all frames of this one are there, not one
+        happened.clear()
+        if is_limited:
             drawn = _begin(layout, streams, messages, offered, pieces, frames, rule, instant, seed, drawn)
-        if lanes.lane.size > 0:
+        if is_held:
             _admit(layout, lanes, queues, came, offered, instant)
         else:  # what is ready queues up
             for cell in offered:
-                hop, frame = cell % hops, cell // hops
-                key = (layout.step[layout.transfer[hop]] + frame // frames) * hops + hop
-                key = key * frames + frame % frames
-                link = layout.link[hop]
-                if rule == RANDOM:
-                    waiting[link].append(key)
-                else:
-                    heappush(waiting[link], instant * span + key if rule == FIFO else key)
+                frame = cell // hops
+                hop, piece = cell - frame * hops, frame // frames
+                link = link_of[hop]
+                key = ((step[transfer_of[hop]] + piece) * hops + hop) * frames + frame - piece * frames
+                _wait(waiting, room[link], counts[link], instant * span + key if rule == FIFO else key, rule)
+                counts[link] += 1
                 touched.append(link)
         offered.clear()
         came.clear()
         for link in touched:
-            if idle[link] and len(waiting[link]) > 0:
+            if idle[link] and counts[link] > 0:
                 drawn += 1
+                counts[link] -= 1
                 if rule == RANDOM:
-                    key = _take(waiting[link], frames, seed, drawn)
+                    key = _take(waiting, room[link], counts[link], frames, seed, drawn)
                 else:
-                    key = heappop(waiting[link]) % span
-                hop = key // frames % hops
-                frame = (key // frames // hops - layout.step[layout.transfer[hop]]) * frames + key % frames
+                    key = _first(waiting, room[link], counts[link])
+                    if rule == FIFO:
+                        key %= span
+                cell = key // frames  # with time in place of the frame
+                frame = key - cell * frames
+                row = cell // hops
+                hop = cell - row * hops
+                frame += (row - step[transfer_of[hop]]) * frames
                 start[frame, hop] = now
                 idle[link] = False
-                sent = now + durations[hop]
-                heappush(events, (sent, 2 * (frame * hops + hop)))
-                heappush(events, (sent + latencies[link], 2 * (frame * hops + hop) + 1))
-                if lanes.lane.size > 0:
+                passed[sent[link]] = frame * hops + hop
+                due[2 * link] = now + durations[hop]
+                _await(events, happening, due, 2 * link)
+                happening += 1
+                if sent[link] == came_in[link]:
+                    due[2 * link + 1] = now + durations[hop] + latencies[link]
+                    _await(events, happening, due, 2 * link + 1)
+                    happening += 1
+                sent[link] += 1
+                if is_held:
                     _give_turn(layout, lanes, queues, lanes.lane[hop], instant)
         touched.clear()
-        if len(events) == 0:
+        if happening == 0:
             return start
         # Everything of this tick happens before any link picks what it serves next.
-        now = events[0][0]
+        now = due[events[0]]
         instant += 1
-        while len(events) > 0 and events[0][0] == now:
-            code = heappop(events)[1]
-            hop, frame = code // 2 % hops, code // 2 // hops
-            if code % 2 == 1:
-                came.append(code // 2)
-                _arrive(layout, grain, hop, frame, needed, offered)
+        while happening > 0 and due[events[0]] == now:
+            happening -= 1
+            event = _next(events, happening, due)
+            link = event // 2
+            if event % 2 == 1:
+                cell = passed[came_in[link]]
+                came_in[link] += 1
+                if came_in[link] < sent[link]:
+                    later = passed[came_in[link]]
+                    hop = later % hops
+                    due[event] = start[later // hops, hop] + durations[hop] + latencies[link]
+                    _await(events, happening, due, event)
+                    happening += 1
+                frame = cell // hops
+                hop = cell - frame * hops
+                transfer = transfer_of[hop]
+                if is_held:
+                    came.append(cell)
+                if hop + 1 == first_hop[transfer + 1]:
+                    happened.append(writes[transfer] * rows + frame)
+                else:  # at a switch on the way
+                    offered.append(cell + 1)
             else:
-                idle[layout.link[hop]] = True
-                touched.append(layout.link[hop])
-                _leave(layout, grain, hop, frame, needed, offered)
-                if counted > 0:
+                cell = passed[sent[link] - 1]
+                frame = cell // hops
+                hop = cell - frame * hops
+                transfer = transfer_of[hop]
+                idle[link] = True
+                touched.append(link)
+                behind = follower[reads[transfer]]
+                if hop == first_hop[transfer] and behind >= 0:  # what replaces it there waits for it no more
+                    happened.append(behind * rows + frame)
+                if is_limited:
                     _end(layout, streams, messages, hop, frame // frames, pieces)
+
+
+@kernel
+def _wait(waiting: Ints, room: int, count: int, key: int, rule: int) -> None:
+    """A key joins those of a link, `count` from `room` on."""
+    place = count
+    if rule != RANDOM:
+        while place > 0 and waiting[room + (place - 1) // 2] > key:
+            waiting[room + place] = waiting[room + (place - 1) // 2]
+            place = (place - 1) // 2
+    waiting[room + place] = key
+
+
+@kernel
+def _first(waiting: Ints, room: int, count: int) -> int:
+    """Remove the least key of a link; `count` are left."""
+    least, last, place = waiting[room], waiting[room + count], 0
+    while 2 * place + 1 < count:
+        child = 2 * place + 1
+        if child + 1 < count and waiting[room + child + 1] < waiting[room + child]:
+            child += 1
+        if waiting[room + child] >= last:
+            break
+        waiting[room + place] = waiting[room + child]
+        place = child
+    waiting[room + place] = last
+    return int(least)
+
+
+@kernel
+def _await(events: Ints, count: int, due: Ints, event: int) -> None:
+    """An event joins `count` others, which are a heap by when they are due."""
+    place = count
+    while place > 0:
+        above = events[(place - 1) // 2]
+        if due[above] < due[event] or (due[above] == due[event] and above < event):
+            break
+        events[place] = above
+        place = (place - 1) // 2
+    events[place] = event
+
+
+@kernel
+def _next(events: Ints, count: int, due: Ints) -> int:
+    """Remove the event that is due first, of those the one of the least number; `count` are left."""
+    soonest, last, place = events[0], events[count], 0
+    while 2 * place + 1 < count:
+        child = 2 * place + 1
+        if child + 1 < count:
+            one, other = events[child], events[child + 1]
+            if due[other] < due[one] or (due[other] == due[one] and other < one):
+                child += 1
+        below = events[child]
+        if due[last] < due[below] or (due[last] == due[below] and last < below):
+            break
+        events[place] = below
+        place = child
+    events[place] = last
+    return int(soonest)
 
 
 @kernel
@@ -273,10 +397,9 @@ def _queue(layout: EventArrays, queues: Queues, hop: int, frame: int, since: int
     link = layout.link[hop]
     key = (layout.step[layout.transfer[hop]] + frame // queues.frames) * layout.link.size + hop
     key = key * queues.frames + frame % queues.frames
-    if queues.rule == RANDOM:
-        queues.waiting[link].append(key)
-    else:
-        heappush(queues.waiting[link], since * queues.span + key if queues.rule == FIFO else key)
+    key = since * queues.span + key if queues.rule == FIFO else key
+    _wait(queues.waiting, queues.room[link], queues.counts[link], key, queues.rule)
+    queues.counts[link] += 1
     queues.touched.append(link)
 
 
@@ -290,17 +413,19 @@ def _drawn(seed: int, count: int) -> int:
 
 
 @kernel
-def _take(waiting: list[int], frames: int, seed: int, count: int) -> int:
-    """Remove what a link carries next in a random order: any, the frames of a piece in their own order."""
-    place = _drawn(seed, count) % len(waiting)
+def _take(waiting: Ints, room: int, count: int, frames: int, seed: int, drawn: int) -> int:
+    """Remove what a link carries next in a random order: any, the frames of a piece in their own order.
+
+    Of those from `room` on `count` are left.
+    """
+    place = room + _drawn(seed, drawn) % (count + 1)
     if frames > 1:
-        for other in range(len(waiting)):
+        for other in range(room, room + count + 1):
             if waiting[other] // frames == waiting[place] // frames and waiting[other] < waiting[place]:
                 place = other
     key = waiting[place]
-    waiting[place] = waiting[-1]
-    waiting.pop()
-    return key
+    waiting[place] = waiting[room + count]
+    return int(key)
 
 
 @kernel
@@ -456,44 +581,3 @@ def _keep_pace(layout: EventArrays, lanes: Lanes, queues: Queues, rank: int, ins
     if low[rank] > before:
         for position in range(lanes.first_of[rank], lanes.first_of[rank + 1]):
             _take_turn(layout, lanes, queues, lanes.lanes_of[position], instant)
-
-
-@kernel
-def _arrive(
-    layout: EventArrays, grain: Ints, hop: int, frame: int, needed: Counts, offered: list[int]
-) -> None:
-    """A frame is at the far end of a hop: at a switch on the way it goes on to the next one."""
-    transfer = layout.transfer[hop]
-    if hop + 1 == layout.first_hop[transfer + 1]:
-        _settle(layout, grain, layout.writes[transfer], frame, needed, offered)
-    else:
-        offered.append(frame * layout.link.size + hop + 1)
-
-
-@kernel
-def _leave(
-    layout: EventArrays, grain: Ints, hop: int, frame: int, needed: Counts, offered: list[int]
-) -> None:
-    """A frame is sent: what replaces it at its vertex waits for it no more."""
-    transfer = layout.transfer[hop]
-    if hop == layout.first_hop[transfer]:
-        _settle(layout, grain, layout.follower[layout.reads[transfer]], frame, needed, offered)
-
-
-@kernel
-def _settle(
-    layout: EventArrays, grain: Ints, version: int, frame: int, needed: Counts, offered: list[int]
-) -> None:
-    """One thing that a version needed has happened; where it was the last, its readers go on."""
-    while version >= 0:
-        together = grain[version]
-        first = frame - frame % together
-        needed[first, version] -= 1
-        if needed[first, version] > 0:
-            return
-        for one in range(first, first + together):
-            for position in range(layout.first_reader[version], layout.first_reader[version + 1]):
-                offered.append(one * layout.link.size + layout.first_hop[layout.readers[position]])
-        version = layout.follower[version]
-        if version >= 0:
-            needed[first, version] -= together - 1  # all frames of this one are there, not one

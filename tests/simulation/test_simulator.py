@@ -535,8 +535,8 @@ def test_random_orders_are_those_that_their_seeds_draw() -> None:
         waiting = {2: [*range(0, 14, 2)], 1: [*range(1, 14, 2)]}
         sent: dict[int, list[int]] = {2: [], 1: []}
         for drawn in range(0, 14, 2):
-            # Whose chunk comes first is served first; later on the one that ends first, of what ends at once.
-            turns = sorted(sent, key=lambda dst: sent[dst][-1] if sent[dst] else -dst)
+            # Whose chunk comes first is served first; later on links that end at once draw in their order.
+            turns = sorted(sent, key=lambda dst: dst if sent[dst] else -dst)
             for number, dst in enumerate(turns, drawn + 1):
                 place = splitmix64(seed, number) % len(waiting[dst])
                 sent[dst].append(waiting[dst][place])

@@ -191,6 +191,23 @@ def test_a_schedule_that_takes_nearly_the_least_time_is_enough(
     assert len(selection.compared(iter([first, exchange()]), Kind.ALLREDUCE).schedules) == 2
 
 
+def test_what_takes_the_least_time_of_all_has_no_rivals(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+    choice = Runs.choice
+
+    def noted(runs: Runs, size: int) -> tuple[int, float]:
+        ran.append(runs.schedule)
+        return choice(runs, size)
+
+    monkeypatch.setattr(Runs, "choice", noted)
+    best, near, far = exchange(), exchange(Fraction(1, 1000)), exchange(back=1)
+    for schedules, is_run in (((best, near), False), ((far, near), True)):
+        ran.clear()
+        chosen = Selection(schedules).choices()
+        assert (near in ran) is is_run
+        assert chosen[-1].schedule is (near if is_run else best)
+
+
 def test_late_simulations_leave_the_first_schedule() -> None:
     passed = Deadline(1.0, 0.0)
     for earlier, said in ((None, "a simulation did not end within"), (TimedOutError("earlier"), "earlier")):
