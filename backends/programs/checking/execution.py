@@ -13,14 +13,14 @@ import gc
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from arborcast.backends.programs.checking.memory import UNDEFINED, Values, buffers, given, wanted
 from arborcast.backends.programs.checking.verdict import TraceLine
-from arborcast.backends.programs.program import GlobalProgram, Memory, Operation, Span, Step, ThreadBlock
+from arborcast.backends.programs.program import GlobalProgram, Memory, Operation, Span, Step
 
 Clock: TypeAlias = npt.NDArray[np.int32]
 """For each stream, how many of its operations have ended before."""
@@ -47,11 +47,7 @@ class Waiting:
 
 @dataclass
 class Outcome:
-    """What was found: one line each, and a trace of the first, which may be a circle.
-
-    `done` are steps and moves of the first call with their ranks and blocks, in an order in which they may
-    end.
-    """
+    """What was found: one line each, and a trace of the first, which may be a circle."""
 
     stuck: list[str] = field(default_factory=list)
     races: list[str] = field(default_factory=list)
@@ -59,14 +55,13 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     trace: tuple[TraceLine, ...] = ()
     circle: bool = False
-    done: list[tuple[int, ThreadBlock, Any]] = field(default_factory=list)
 
 
 class Execution:
     """All calls of a program, in place or not."""
 
-    def __init__(self, program: GlobalProgram, in_place: bool, calls: int) -> None:
-        """Lay out memory for so many calls."""
+    def __init__(self, program: GlobalProgram, in_place: bool, calls: int, values: Values | None) -> None:
+        """Lay out memory for so many calls; what stands in it are contributions, or other values."""
         self._program = program
         self._in_place = in_place
         self._calls = calls
@@ -78,7 +73,7 @@ class Execution:
         self._operations: list[tuple[Operation, ...]] = [block.operations for block in self._block]
         self._callers = len(self._blocks)
         self._outcome = Outcome()
-        self._values = Values(program.ranks)
+        self._values = values or Values(program.ranks)
         self._layout = [buffers(program, rank, in_place=in_place) for rank in range(program.ranks)]
         self._cells = [[UNDEFINED] * layout.cells for layout in self._layout]
         self._written: list[dict[int, Access]] = [{} for _ in program.parts]
@@ -117,18 +112,15 @@ class Execution:
         cells, start = self._cells[rank], self._layout[rank].start
         cells[: start[Memory.SCRATCH]] = [UNDEFINED] * start[Memory.SCRATCH]
         for chunk, value in enumerate(given(self._program, rank)):
-            cells[start[Memory.INPUT] + chunk] = self._values.number(value)
+            cells[start[Memory.INPUT] + chunk] = self._values.given(rank, value)
 
     def _end(self, rank: int) -> None:
         """What should stand in the output now, and who wrote the caller's input where that is another."""
         start = self._layout[rank].start
         for chunk, value in enumerate(wanted(self._program, rank)):
-            number, found = self._values.number(value), self._cells[rank][start[Memory.OUTPUT] + chunk]
-            if value is not None and found != number:
-                self._outcome.wrong.append(
-                    f"{self._in_call()}rank {rank}: o{chunk} must be {self._values.text(number)}, "
-                    f"is {self._values.text(found)}"
-                )
+            wrong = self._values.unlike(rank, value, self._cells[rank][start[Memory.OUTPUT] + chunk])
+            if wrong:
+                self._outcome.wrong.append(f"{self._in_call()}rank {rank}: o{chunk} {wrong}")
         if not self._in_place and self._call == 0:
             first = start[Memory.INPUT]
             for cell in range(first, first + self._layout[rank].size[Memory.INPUT]):

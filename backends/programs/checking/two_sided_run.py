@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from arborcast.backends.programs.checking.execution import Access, Clock, Execution, Waiting
+from arborcast.backends.programs.checking.memory import Values
 from arborcast.backends.programs.checking.structure import Flat, Link
 from arborcast.backends.programs.limits import chunks_together, largest_bytes
 from arborcast.backends.programs.program import Code, GlobalProgram, Step
@@ -73,9 +74,10 @@ class TwoSidedExecution(Execution):
         in_place: bool,
         together: int | None = None,
         moves: bool = True,
+        values: Values | None = None,
     ) -> None:
         """Messages have `together` chunks, by default as at the largest size; `moves`: whether data move."""
-        super().__init__(program, in_place, calls=1)
+        super().__init__(program, in_place, 1, values)
         self._flat = flat
         self._together = chunks_together(program) if together is None else together
         self._moves = moves
@@ -177,9 +179,8 @@ class TwoSidedExecution(Execution):
             come.ends[come.receives] = end
             come.receives += 1
         if go is not None:
-            go.messages.append(_MessageInFlight(start, end, step.code.writes, *self._message[index], moved))
-        rank = self._blocks[stream][0]
-        self._outcome.done.append((rank, self._block[stream], step))
+            sent = self._values.sent(self._blocks[stream][0], moved)
+            go.messages.append(_MessageInFlight(start, end, step.code.writes, *self._message[index], sent))
 
     def _access(self, stream: int, step: Step, start: Clock, message: _MessageInFlight | None) -> list[int]:
         """Touch what a step reads and writes; what it writes or sends."""
@@ -201,7 +202,7 @@ class TwoSidedExecution(Execution):
             for offset, cell in enumerate(target):
                 self._touch(rank, cell, Access(stream, place, offset, _WRITES), clock, writes=True)
             if step.code is Code.REDUCE:
-                moved = list(map(add, cells[target.start : target.stop], moved))
+                moved = list(map(add, moved, cells[target.start : target.stop]))
             cells[target.start : target.stop] = moved
         return moved
 
