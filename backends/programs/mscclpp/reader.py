@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from arborcast.backends.programs.checking.memory import sizes
 from arborcast.backends.programs.mscclpp import limits
 from arborcast.backends.programs.mscclpp.shapes import (
+    FORMS,
     MAX_CELLS,
     MAX_OPERATIONS,
-    SUMS,
     BlockShape,
     BufferShape,
     GpuShape,
@@ -384,11 +384,9 @@ class _BlockReader:
 
     # ---- what moves data
 
-    def _moves(  # noqa: PLR0912  (a table of cases)
-        self, entry: OperationShape, kind: str, where: str, looped: int | None
-    ) -> Iterator[OneTime]:
-        name, sources, targets = entry["name"], entry.get("src_buff"), entry.get("dst_buff")
-        if not sources or not targets:
+    def _moves(self, entry: OperationShape, kind: str, where: str, looped: int | None) -> Iterator[OneTime]:
+        name = entry["name"]
+        if not entry.get("src_buff") or not entry.get("dst_buff"):
             raise ProgramError(f"{where}: needs src_buff and dst_buff")
         if name.endswith("pkt") and looped is not None:
             self._plan.note(f"{where}: packets know nothing of iterations; each handles all")
@@ -404,49 +402,52 @@ class _BlockReader:
                     f"{where}: tbg_info in a pipeline; later iterations run beyond the block's part"
                 )
                 looped = None
-        cut = _SpanReader(self._plan, self._buffers.get(kind, []), self._groups, where, group, looped)
-        first, aim = sources[0], targets[0]
-        alone = len(sources) == 1 and len(targets) == 1
-        if not alone and name in {"copy", "cpkt", "upkt", "get", "glres", "gstore", "gstorepkt"}:
+        cut = _SpanReader(self._plan, where, self._buffers.get(kind, []), self._groups, group, looped)
+        if FORMS[name].own:
+            yield self._move(entry, kind, cut)
+        else:
+            yield from self._puts(entry, kind, cut)
+
+    def _move(self, entry: OperationShape, kind: str, cut: _SpanReader) -> Move:
+        """What threads do for one entry of dst_buff, or in sums for several."""
+        sources, targets, name, where = entry["src_buff"], entry["dst_buff"], entry["name"], cut.where
+        form, ends = FORMS[name], len(sources) + len(targets)
+        if not form.others and ends > 2:
             self._plan.note(f"{where}: only the first of src_buff and dst_buff are looked at")
-        match name:
-            case "copy" | "cpkt" | "upkt":
-                count = cut.count(first)
-                read = cut.scratch(first, count) if name == "upkt" else cut.near(first, count)
-                yield Move((read,), (cut.near(aim, count, packets=name == "cpkt"),))
-            case "get":
-                if kind != "memory":
-                    raise ProgramError(f"{where}: is for memory channels, got {kind}")
-                count = cut.count(first)
-                if first["index"] != aim["index"]:
-                    self._plan.note(f"{where}: the runtime exchanges where source and target begin")
-                far = cast("BufferShape", {**first, "index": aim["index"]})
-                near = cast("BufferShape", {**aim, "index": first["index"]})
-                yield Move((cut.far(far, count),), (cut.near(near, count),))
-            case "glres" | "gstore" | "gstorepkt":
-                count, packets = cut.count(first), name == "gstorepkt"
-                added = cut.group(first, count) if name == "glres" else (cut.near(first, count, packets),)
-                yield Move(added, cut.group(aim, count, packets), switch=True)
-            case _ if name in SUMS:
-                yield self._sum(name, kind, sources, targets, where, cut)
-            case _:
-                yield from self._puts(name, kind, sources, targets, entry, where, cut)
+        if kind != "memory" and (name == "get" or ("far" in form.others + form.sent and ends > 2)):
+            raise ProgramError(f"{where}: is for memory channels, got {kind}")
+        if len(targets) < len(form.own):
+            raise ProgramError(f"{where}: needs two local buffers in dst_buff")
+        count = cut.count(sources[0])
+        if name == "get" and sources[0]["index"] != targets[0]["index"]:
+            self._plan.note(f"{where}: the runtime exchanges where source and target begin")
+            begins = (
+                {**sources[0], "index": targets[0]["index"]},
+                {**targets[0], "index": sources[0]["index"]},
+            )
+            sources, targets = ([cast("BufferShape", entry)] for entry in begins)
+        read = cut.spans(form.first, sources[0], count)
+        for source in sources[1:] if form.others else ():
+            read += cut.spans(form.others, source, count)
+        written: tuple[Span, ...] = ()
+        for end, target in zip(form.own, targets, strict=False):
+            written += cut.spans(end, target, count, writes=True)
+        for target in targets[len(form.own) :] if form.sent else ():
+            written += cut.spans(form.sent, target, count, writes=True)
+        if form.others and not form.sent and targets[len(form.own) :]:
+            self._plan.note(f"{where}: writes the first of dst_buff alone")
+        return Move(read, written, switch="group" in form.own[0])
 
     def _puts(  # noqa: PLR0912  (a rule a branch)
-        self,
-        name: str,
-        kind: str,
-        sources: Sequence[BufferShape],
-        targets: Sequence[BufferShape],
-        entry: OperationShape,
-        where: str,
-        cut: _SpanReader,
+        self, entry: OperationShape, kind: str, cut: _SpanReader
     ) -> Iterator[OneTime]:
+        """What threads or proxies do for each entry of dst_buff."""
+        sources, targets, name, where = entry["src_buff"], entry["dst_buff"], entry["name"], cut.where
         if kind not in self._ends:
             self._plan.note(f"{where}: does nothing with channel_type {kind}")
             return
         of_targets = not name.endswith("pkt")  # which of the two sizes the runtime takes
-        port = kind == "port"
+        form, port = FORMS[name], kind == "port"
         channels = self._connections("port", entry, where) if port else ()
         if port and not channels:
             raise ProgramError(f"{where}: needs a port channel, channel_ids names none")
@@ -474,18 +475,15 @@ class _BlockReader:
                 )
                 source = cast("BufferShape", {**source, "type": sources[0].get("type")})
             count = cut.count(target if of_targets else source)
-            if name == "rppkt":
-                read = cut.scratch(source, count)
-            else:
-                read = cut.near(source, count, packets=name == "ppkt" and port)
-            write = cut.far(target, count, packets=not of_targets)
+            read = cut.spans("any packets" if name == "ppkt" and port else form.first, source, count)
+            write = cut.spans(form.sent, target, count)
             if not port:
-                yield Move((read,), (write,))
+                yield Move(read, write)
                 continue
             if name == "rppkt" and not at:
-                yield Move((read,), ())
+                yield Move(read, ())
                 yield Synchronize()
-            yield Move((read,), (write,), channels[at], at)
+            yield Move(read, write, channels[at], at)
         if name in {"pws", "pwsf"} and not port:
             self._plan.note(f"{where}: signals nothing on memory channels")
         elif name in {"pws", "pwsf"}:
@@ -493,100 +491,66 @@ class _BlockReader:
             if name == "pwsf":
                 yield Flush(channels[: len(targets)])
 
-    def _sum(
-        self,
-        name: str,
-        kind: str,
-        sources: Sequence[BufferShape],
-        targets: Sequence[BufferShape],
-        where: str,
-        cut: _SpanReader,
-    ) -> Move:
-        others, own, sends = SUMS[name]
-        if (sends or others == "far") and kind != "memory" and len(sources) + len(targets) > 2:
-            raise ProgramError(f"{where}: is for memory channels, got {kind}")
-        if len(targets) < own:
-            raise ProgramError(f"{where}: needs two local buffers in dst_buff")
-        count = cut.count(sources[0])
-        take = {"near": cut.near, "far": cut.far, "packets": cut.scratch}[others]
-        read = (cut.near(sources[0], count), *(take(source, count) for source in sources[1:]))
-        write = [cut.near(target, count, packets=at > 0) for at, target in enumerate(targets[:own])]
-        if targets[own:] and not sends:
-            self._plan.note(f"{where}: writes the first of dst_buff alone")
-        elif sends:
-            write += [cut.far(target, count, packets=others == "packets") for target in targets[own:]]
-        return Move(read, tuple(write))
 
-
+@dataclass(slots=True)
 class _SpanReader:
     """Entries of src_buff and dst_buff to spans: a block's part of its group, or the chunks of a pipeline."""
 
-    def __init__(
-        self,
-        plan: _Plan,
-        buffers: Sequence[tuple[int, Memory]],
-        groups: Sequence[tuple[Memory, tuple[int, ...]]],
-        where: str,
-        group: tuple[int, int] | None,
-        looped: int | None,
-    ) -> None:
-        self._plan, self._where = plan, where
-        self._buffers, self._groups = buffers, groups
-        self._group, self._looped = group, looped
-        self._counts: set[int] = set()
+    plan: _Plan
+    where: str
+    buffers: Sequence[tuple[int, Memory]]
+    groups: Sequence[tuple[Memory, tuple[int, ...]]]
+    part: tuple[int, int] | None
+    looped: int | None
+    counts: set[int] = field(default_factory=set)
 
     def count(self, entry: BufferShape) -> int:
         """How many chunks the operation handles, by the entry that the runtime looks at."""
         size = entry["size"]
         if not size:
-            raise ProgramError(f"{self._where}: size must be at least 1, got {size}")
-        chunks = size if self._looped is None else self._looped
+            raise ProgramError(f"{self.where}: size must be at least 1, got {size}")
+        chunks = size if self.looped is None else self.looped
         if size < chunks:
-            self._plan.fault(
-                f"{self._where}: {size} of the {chunks} chunks of its pipeline; later iterations "
+            self.plan.fault(
+                f"{self.where}: {size} of the {chunks} chunks of its pipeline; later iterations "
                 "run beyond its end"
             )
         elif size > chunks:
-            self._plan.note(f"{self._where}: {size} chunks, of which the pipeline handles {chunks}")
+            self.plan.note(f"{self.where}: {size} chunks, of which the pipeline handles {chunks}")
         return self._cut(size)[1]
 
-    def near(self, entry: BufferShape, count: int, packets: bool = False) -> Span:
-        """Of the rank itself."""
+    def spans(self, end: str, entry: BufferShape, count: int, *, writes: bool = False) -> tuple[Span, ...]:
+        """What an entry is at an end of an operation, as `Form` names it."""
+        where, _, packets = end.partition(" ")
+        if where == "group":
+            number = _needed(entry, "switch_channel_id", self.where)
+            memory, ranks = _named(self.groups, number, f"{self.where}: switch channel of the block")
+            start = self._start(entry)
+            return tuple(Span(memory, start, count, rank, bool(packets)) for rank in ranks)
+        if where == "far":
+            if "buffer_id" not in entry:
+                raise ProgramError(f"{self.where}: must be a buffer of another rank, with buffer_id")
+            rank, memory = _named(self.buffers, entry["buffer_id"], f"{self.where}: buffer of the block")
+            return (Span(memory, self._start(entry), count, rank, bool(packets)),)
+        of_scratch = end == "own packets" and not writes
+        if of_scratch and entry.get("type", "s") != "s":
+            self.plan.note(f"{self.where}: packets are read from scratch, whatever type says")
         if "type" not in entry:
-            raise ProgramError(f"{self._where}: must be a buffer of the rank itself, with type")
-        return Span(Memory(entry["type"]), self._start(entry), count, None, packets)
-
-    def scratch(self, entry: BufferShape, count: int) -> Span:
-        """Packets of the rank's scratch."""
-        if entry.get("type", "s") != "s":
-            self._plan.note(f"{self._where}: packets are read from scratch, whatever type says")
-        return replace(self.near(entry, count, packets=True), memory=Memory.SCRATCH)
-
-    def far(self, entry: BufferShape, count: int, packets: bool = False) -> Span:
-        """Of another rank."""
-        if "buffer_id" not in entry:
-            raise ProgramError(f"{self._where}: must be a buffer of another rank, with buffer_id")
-        rank, memory = _named(self._buffers, entry["buffer_id"], f"{self._where}: buffer of the block")
-        return Span(memory, self._start(entry), count, rank, packets)
-
-    def group(self, entry: BufferShape, count: int, packets: bool = False) -> tuple[Span, ...]:
-        """Of all ranks of a switch channel."""
-        number = _needed(entry, "switch_channel_id", self._where)
-        memory, ranks = _named(self._groups, number, f"{self._where}: switch channel of the block")
-        start = self._start(entry)
-        return tuple(Span(memory, start, count, rank, packets) for rank in ranks)
+            raise ProgramError(f"{self.where}: must be a buffer of the rank itself, with type")
+        memory = Memory.SCRATCH if of_scratch else Memory(entry["type"])
+        return (Span(memory, self._start(entry), count, None, bool(packets)),)
 
     def _start(self, entry: BufferShape) -> int:
         """The first chunk of the part."""
-        self._counts.add(entry["size"])
-        if len(self._counts - {0}) > 1:
-            self._plan.note(f"{self._where}: sizes differ; the runtime takes one of them for all")
-        return entry["index"] * self._plan.finer + self._cut(entry["size"])[0]
+        self.counts.add(entry["size"])
+        if len(self.counts - {0}) > 1:
+            self.plan.note(f"{self.where}: sizes differ; the runtime takes one of them for all")
+        return entry["index"] * self.plan.finer + self._cut(entry["size"])[0]
 
     def _cut(self, size: int) -> tuple[int, int]:
         """Where the part begins, and how long it is."""
-        whole = size * self._plan.finer
-        if self._group is not None:
-            number, of = self._group
+        whole = size * self.plan.finer
+        if self.part is not None:
+            number, of = self.part
             return whole * number // of, whole * (number + 1) // of - whole * number // of
-        return 0, whole if self._looped is None else self._looped * self._plan.finer
+        return 0, whole if self.looped is None else self.looped * self.plan.finer

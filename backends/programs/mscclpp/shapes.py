@@ -6,7 +6,7 @@ Of keys that nobody knows the runtime takes no notice: `passed_over` names them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, NotRequired, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypeAlias
 
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
@@ -29,17 +29,49 @@ MemoryName: TypeAlias = Literal["i", "o", "s"]
 Carrier: TypeAlias = Literal["memory", "port"]
 ChannelType: TypeAlias = Literal["memory", "port", "switch"]
 
-SUMS = {
-    "re": ("near", 1, False),
-    "res": ("near", 1, True),
-    "rre": ("far", 1, False),
-    "rres": ("far", 1, True),
-    "repkt": ("packets", 1, False),
-    "respkt": ("packets", 1, True),
-    "recpkt": ("packets", 2, False),
-    "recspkt": ("packets", 2, True),
+
+class Form(NamedTuple):
+    """What an operation that moves data reads and writes.
+
+    Its ends are `own` memory, that of others (`far`), or of all ranks of a switch (`group`), each with or
+    without packets; packets of its own are read from scratch.
+
+    Attributes:
+        first: where its first source is.
+        others: where all further ones are; empty where there are none.
+        own: where targets of the rank itself are.
+        sent: where all further targets are; empty where there are none.
+    """
+
+    first: str
+    others: str = ""
+    own: tuple[str, ...] = ()
+    sent: str = ""
+
+
+FORMS = {
+    "put": Form("own", sent="far"),
+    "pws": Form("own", sent="far"),
+    "pwsf": Form("own", sent="far"),
+    "ppkt": Form("own", sent="far packets"),
+    "rppkt": Form("own packets", sent="far packets"),
+    "copy": Form("own", own=("own",)),
+    "cpkt": Form("own", own=("own packets",)),
+    "upkt": Form("own packets", own=("own",)),
+    "get": Form("far", own=("own",)),
+    "glres": Form("group", own=("group",)),
+    "gstore": Form("own", own=("group",)),
+    "gstorepkt": Form("any packets", own=("group packets",)),
+    "re": Form("own", "own", ("own",)),
+    "res": Form("own", "own", ("own",), "far"),
+    "rre": Form("own", "far", ("own",)),
+    "rres": Form("own", "far", ("own",), "far"),
+    "repkt": Form("own", "own packets", ("own",)),
+    "respkt": Form("own", "own packets", ("own",), "far packets"),
+    "recpkt": Form("own", "own packets", ("own", "own packets")),
+    "recspkt": Form("own", "own packets", ("own", "own packets"), "far packets"),
 }
-"""Of each sum: where all sources but the first are, how many targets are the rank's own, if others get it."""
+"""Of each operation that moves data. Of two alike, the first one does no more than that."""
 
 OperationName: TypeAlias = Literal[
     "nop", "barrier", "flush", "sem_acquire", "sem_release", "signal", "rlxsignal", "wait", "rlxwait",

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from arborcast.backends.programs.mscclpp import limits
+from arborcast.backends.programs.mscclpp.shapes import FORMS, Form
 from arborcast.backends.programs.program import (
     Acquire,
     Barrier,
@@ -270,38 +271,25 @@ class _BlockWriter:
         return {"buffer_id": number, "index": span.start, "size": span.count}
 
 
-def _name(move: Move) -> str:  # noqa: PLR0911  (a table of cases)
+_NAMES = {form: name for name, form in reversed(FORMS.items())} | {Form("own", "", ("own",), "far"): "res"}
+
+
+def _name(move: Move) -> str:
     """The operation that does a move by the threads of a block."""
-    first, *more = move.sources
-    near = [span for span in move.targets if span.rank is None]
-    far = [span for span in move.targets if span.rank is not None]
-    shape = len(move.sources) > 1, len(near), bool(far)
-    if move.packets:
-        ready = all(span.packets for span in far) and not any(span.rank is not None for span in move.sources)
-        added = not first.packets and all(span.packets for span in more)
-        match shape:
-            case (False, 0, True) if ready:
-                return "rppkt" if first.packets else "ppkt"
-            case (False, 1, False) if ready and first.packets is not near[0].packets:
-                return "upkt" if first.packets else "cpkt"
-            case (True, 1, _) if ready and added and not near[0].packets:
-                return "respkt" if far else "repkt"
-            case (True, 2, _) if ready and added and near[1].packets and not near[0].packets:
-                return "recspkt" if far else "recpkt"
-        raise ProgramError(f"{move}: MSCCL++ has no operation for these packets")
-    near_sources = [span for span in more if span.rank is None]
-    match shape:
-        case (False, 0, True) if first.rank is None:
-            return "put"
-        case (False, 1, False) if first.rank is None:
-            return "copy"
-        case (False, 1, False) if first.start == near[0].start:
-            return "get"
-        case (_, 1, _) if first.rank is None and len(near_sources) == len(more):
-            return "res" if far else "re"
-        case (_, 1, _) if first.rank is None and not near_sources:
-            return "rres" if far else "rre"
-    raise ProgramError(f"{move}: MSCCL++ has no operation that does this rightly")
+    first, *more = map(_where, move.sources)
+    near = tuple(_where(span) for span in move.targets if span.rank is None)
+    others, sent = {*more}, {_where(span) for span in move.targets if span.rank is not None}
+    if len(others) < 2 and len(sent) < 2:
+        name = _NAMES.get(Form(first, "".join(others), near, "".join(sent)))
+        if name is not None and (name != "get" or move.sources[0].start == move.targets[0].start):
+            return name
+    what = "for these packets" if move.packets else "that does this rightly"
+    raise ProgramError(f"{move}: MSCCL++ has no operation {what}")
+
+
+def _where(span: Span) -> str:
+    """An end of a move, as forms name it."""
+    return ("own" if span.rank is None else "far") + " packets" * span.packets
 
 
 def _local(span: Span) -> Entry:
