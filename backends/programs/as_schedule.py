@@ -13,14 +13,12 @@ from fractions import Fraction
 from functools import reduce
 
 from arborcast.backends.programs.checking.check import check_program, follow
-from arborcast.backends.programs.checking.memory import UNDEFINED, Values
-from arborcast.backends.programs.checking.memory import Value as Contribution
 from arborcast.backends.programs.program import GlobalProgram, Move, ProgramError, Span
 from arborcast.backends.programs.traffic import collective_of, routes, switch_of
-from arborcast.backends.programs.whereabouts import Moved, Value, Whereabouts, total
+from arborcast.backends.programs.whereabouts import Moved, Versions
 from arborcast.synth.collective import Kind
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
-from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.topology import Topology
 
 
 def as_schedule(program: GlobalProgram, topology: Topology) -> Schedule:
@@ -33,7 +31,7 @@ def as_schedule(program: GlobalProgram, topology: Topology) -> Schedule:
     verdict = check_program(program, max_errors=1)
     if not verdict.correct:
         raise ProgramError(f"the program is not correct: {verdict.errors[0]}")
-    versions = _Versions(program.ranks, topology)
+    versions = _MovedVersions(program.ranks, topology)
     follow(program, versions)
     return put_together(program, topology, versions.where.transfers())
 
@@ -77,59 +75,31 @@ def put_together(
     return schedule
 
 
-class _Versions(Values):
-    """What stands in memory, as `Whereabouts` tells it."""
+class _MovedVersions(Versions):
+    """Those that a program moves on a topology."""
 
     def __init__(self, ranks: int, topology: Topology) -> None:
         super().__init__(ranks)
-        self.where = Whereabouts()
         self._topology = topology
-        self._given: dict[tuple[int, Contribution], int] = {}
-
-    def given(self, rank: int, value: Contribution | None) -> int:
-        """The first version of a rank; none where nothing is given, the same in each call."""
-        if value is None:
-            return UNDEFINED
-        if (rank, value) not in self._given:
-            self._given[rank, value] = self.number(self.where.give(rank, value[0]))
-        return self._given[rank, value]
-
-    def unlike(self, rank: int, value: Contribution | None, found: int) -> str:
-        """Take what a rank has at the end; the checker has looked at it."""
-        if value is not None and found != UNDEFINED:
-            self.where.settle(rank, self._values[found])
-        return ""
-
-    def sent(self, rank: int, sums: list[int]) -> list[int]:
-        """Versions of the rank."""
-        return [self._left(rank, each) for each in sums]
 
     def moved(self, rank: int, move: Move, read: list[int]) -> tuple[int, int]:
         """Messages in the rank's own memory as they are; of others, and for others, what they then have."""
         ends = zip(move.sources, read, strict=True)
-        made = [self._left(it.rank or 0, each) if move.leaves(it, rank) else each for it, each in ends]
+        made = [self.left(it.rank or 0, each) if move.leaves(it, rank) else each for it, each in ends]
         near = reduce(self.sum, made)
         if move.switch and move.sources[0].rank is not None:
             near = self._by_switch(move.sources, near)
         far = [span for span in move.targets if move.leaves(span, rank)]
-        message = self._left(rank, near) if far else near
+        message = self.left(rank, near) if far else near
         if move.switch and far:
             message = self._by_switch(far, message)
-            if message != UNDEFINED and any(span.rank == rank for span in far):
-                self.where.settle(rank, self._values[message])  # it comes back, whether it is read or not
+            if any(span.rank == rank for span in far):
+                self.settle(rank, message)  # it comes back, whether it is read or not
         return near, message
-
-    def added(self, first: int, second: int) -> Value | None:
-        """The sum of two values of one rank."""
-        return total([self._values[first], self._values[second]])
 
     def _by_switch(self, spans: Sequence[Span], message: int) -> int:
         """What a switch passes on of the sum of some messages."""
-        return self._left(switch_of(self._topology, (span.rank or 0 for span in spans)), message)
-
-    def _left(self, vertex: Vertex, number: int) -> int:
-        left = None if number == UNDEFINED else self.where.leave(vertex, self._values[number])
-        return self.number(left)
+        return self.left(switch_of(self._topology, (span.rank or 0 for span in spans)), message)
 
 
 def _ends(program: GlobalProgram, part: int, moves: Sequence[Moved]) -> tuple[int, int | None]:

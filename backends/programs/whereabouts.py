@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from arborcast.backends.programs.checking.memory import UNDEFINED, Values
+from arborcast.backends.programs.checking.memory import Value as Contributions
 from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.topology import Vertex
 
@@ -168,3 +170,62 @@ def _in_steps(made: Made) -> tuple[Moved, ...]:
             for step, (vertex, _, arrival) in zip(steps, arrivals, strict=True)
         )
     )
+
+
+class Versions(Values):
+    """Of what stands in memory both: whose contributions are in it, and of which versions it is made."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(ranks)
+        self.where = Whereabouts()
+        self.unknown = self.number("no sum of one part")
+        self._given: dict[tuple[int, Contributions], int] = {}
+
+    def given(self, rank: int, value: Contributions | None) -> int:
+        """The first version of a rank; none where nothing is given, the same in each call."""
+        if value is None:
+            return UNDEFINED
+        if (rank, value) not in self._given:
+            self._given[rank, value] = self.number((self.where.give(rank, value[0]), value[1]))
+        return self._given[rank, value]
+
+    def unlike(self, rank: int, value: Contributions | None, found: int) -> str:
+        """What is wrong with a part of a rank's result, which is taken for it where nothing is."""
+        known, mask = self._made_of(found)
+        if value is None:
+            return ""
+        if known is not None and (known.part, mask) == value:
+            self.where.settle(rank, known)
+            return ""
+        got = "no sum of one part" if known is None else f"part {known.part} of ranks {members(mask)}"
+        return f"must be part {value[0]} of ranks {members(value[1])}, got {got}"
+
+    def sent(self, rank: int, sums: list[int]) -> list[int]:
+        """Versions of the rank."""
+        return [self.left(rank, each) for each in sums]
+
+    def added(self, first: int, second: int) -> Any:
+        """The sum of two values of one rank."""
+        (one, mask), (other, more) = self._made_of(first), self._made_of(second)
+        value = None if mask & more else total([one, other])
+        return self._values[self.unknown] if value is None else (value, mask | more)
+
+    def left(self, vertex: Vertex, number: int) -> int:
+        """What others get when they read a value of a vertex."""
+        value, mask = self._made_of(number)
+        return number if value is None else self.number((self.where.leave(vertex, value), mask))
+
+    def settle(self, vertex: Vertex, number: int) -> None:
+        """A vertex has a value whether anybody reads it or not."""
+        value, _ = self._made_of(number)
+        if value is not None:
+            self.where.settle(vertex, value)
+
+    def _made_of(self, number: int) -> tuple[Value | None, int]:
+        held = self._values[number]
+        return (None, 0) if isinstance(held, str) else held
+
+
+def members(mask: int) -> str:
+    """The ranks whose bits are set."""
+    return ", ".join(str(rank) for rank in range(mask.bit_length()) if mask >> rank & 1)
