@@ -12,11 +12,11 @@ collectives ask of buffers.
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,12 @@ _HALF = 0.5
 _NOW_AND_THEN = 0.1
 
 Array = npt.NDArray[np.int64]
+
+_Link: TypeAlias = tuple[int | None, int | None, int]
+"""Sender, receiver and channel."""
+
+_STEPS = 32
+"""Bits for the steps of a block, where the loops in which they were done are counted, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,23 +176,6 @@ def expected_outputs(program: GlobalProgram, data: Sequence[Array]) -> list[Arra
     return [np.stack(list(map(total, values))) if values else None for values in wants]
 
 
-class _SlotQueue:
-    """Parts of messages on their way; a slot is free again when what was in it has been worked in."""
-
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self.parts: deque[Array] = deque()
-        self.held = 0
-
-    @property
-    def has_room(self) -> bool:
-        return len(self.parts) + self.held < self.depth
-
-    def take(self) -> Array:
-        self.held += 1
-        return self.parts.popleft()
-
-
 class _Machine(BlockTasks):
     def __init__(
         self,
@@ -211,9 +200,8 @@ class _Machine(BlockTasks):
         self._scratch = [self._data(rank, -1, shape) for rank, shape in enumerate(shapes)]
         self._packets = [np.zeros(shape, dtype=np.int64) for shape in shapes]
         self._flags = [np.zeros(shape, dtype=np.int64) for shape in shapes]
-        self._posted = [[(-1, 0, 0)] * len(part.blocks) for part in program.parts]
-        self._shape = fifo_of(program.protocol)
-        self._fifos: dict[tuple[int, int, int], _SlotQueue] = {}
+        self._fifo = fifo_of(program.protocol)
+        self._parts: dict[_Link, deque[Array]] = defaultdict(deque)  # of messages on their way
         self._new: list[Task] = [self._rank(rank) for rank in range(program.ranks)]
         self._running = program.ranks
         self._open: set[Thread] = set()
@@ -230,7 +218,7 @@ class _Machine(BlockTasks):
             blocks = sum(len(part.blocks) for part in self.program.parts)
             waiting = {by[:2] for by in self._open}
             return Interpretation(self._wrong, f"{len(waiting)} of {blocks} blocks wait for ever")
-        left = sum(len(fifo.parts) for fifo in self._fifos.values())
+        left = sum(map(len, self._parts.values()))
         return Interpretation(self._wrong, f"{left} parts of messages were never received" if left else None)
 
     # ---- ranks and their memory
@@ -291,81 +279,82 @@ class _Machine(BlockTasks):
 
     def _thread(self, by: Thread) -> Task:
         operations = self.program.parts[by.rank].blocks[by.block].operations
-        for loop in range(self._loops):
+        for loop in range(by.call * self._loops, (by.call + 1) * self._loops):
             for place, operation in enumerate(operations):
                 yield None
                 if isinstance(operation, Step):
-                    yield from self._step(by.rank, by.block, operation, by.call, loop)
+                    yield from self._step(by, operation, loop)
                     if operation.posts:
-                        self._posted[by.rank][by.block] = (by.call, loop, place)
+                        self.counts["posted", by.rank, by.block] = (loop << _STEPS) + place + 1
                 else:
                     yield from self.operation(by, operation)
         self._open.discard(by)
 
     # ---- two-sided steps
 
-    def _step(self, rank: int, number: int, step: Step, call: int, loop: int) -> Task:
-        posted = self._posted[rank]
+    def _step(self, by: Thread, step: Step, loop: int) -> Task:
         for after in step.after:
-            goal = call, loop, after.step
-            yield lambda at=after.block, goal=goal: at < len(posted) and posted[at] >= goal
+            yield ("posted", by.rank, after.block), (loop << _STEPS) + after.step + 1
         for first in range(0, step.count, self._together):
             source, target = (
-                None if span is None else self._part(self._rows(rank, call, span), first, loop)
+                None if span is None else self._part(self._rows(by.rank, by.call, span), first, loop)
                 for span in (step.source, step.target)
             )
-            yield from self._message(rank, number, step.code, source, target)
+            yield from self._message(by, step.code, source, target)
 
     def _part(self, rows: Array, first: int, loop: int) -> Array:
         """The elements of a message: whole chunks, or a part of one."""
         if self._loops == 1:
             return rows[first : first + self._together].reshape(-1)
+        loop %= self._loops
         return rows[first, self._elements * loop // self._loops : self._elements * (loop + 1) // self._loops]
 
-    def _message(
-        self, rank: int, number: int, code: Code, source: Array | None, target: Array | None
-    ) -> Task:
-        """One message of a step, in the parts in which it passes a FIFO."""
-        block = self.program.parts[rank].blocks[number]
+    def _message(self, by: Thread, code: Code, source: Array | None, target: Array | None) -> Task:
+        """One message of a step, in the parts in which it passes a FIFO.
+
+        A slot is free again once what was in it is worked in; where nobody is at the other end, none is.
+        """
+        block = self.program.parts[by.rank].blocks[by.block]
         early = self.program.protocol is not Protocol.SIMPLE
-        come = self._fifo(block.receive, rank, block.channel) if code.receives else None
-        go = self._fifo(rank, block.send, block.channel) if code.sends else None
+        come = (block.receive, by.rank, block.channel) if code.receives else None
+        go = (by.rank, block.send, block.channel) if code.sends else None
+        depth = 0 if block.send is None else self._fifo.depth
         length = next(len(row) for row in (source, target) if row is not None)
-        parts = self._shape.parts
+        parts = self._fifo.parts
         for part in range(parts):
             span = slice(length * part // parts, length * (part + 1) // parts)
             if go is not None:
-                yield lambda: go.has_room
+                key, goal = self.next(("freed", go))
+                yield key, goal - depth
             value = None
             if source is not None and early:
                 value = source[span].copy()
                 yield None
             if come is not None:
-                yield lambda: bool(come.parts)
+                yield self.next(("sent", come))
             if source is not None and not early:
                 value = source[span].copy()
             if come is not None:
-                message = come.take()
+                message = self._parts[come].popleft()
                 value = message if value is None else value + message
             assert value is not None, "a step reads or receives"
             if code is Code.REDUCE and target is not None:
                 value = value + target[span]
             yield None
             if go is not None and early:
-                go.parts.append(value)
+                self._send(go, value)
                 yield None
             if target is not None:
                 target[span] = value
                 yield None
             if come is not None:
-                come.held -= 1
+                self.tell(("freed", come))
             if go is not None and not early:
-                go.parts.append(value)
+                self._send(go, value)
 
-    def _fifo(self, sender: int | None, receiver: int | None, channel: int) -> _SlotQueue:
-        if sender is None or receiver is None:
-            return _SlotQueue(0)  # nobody at the other end
-        return self._fifos.setdefault((sender, receiver, channel), _SlotQueue(self._shape.depth))
+    def _send(self, link: _Link, value: Array) -> None:
+        self._parts[link].append(value)
+        self.tell(("sent", link))
 
     # ---- puts and signals
 

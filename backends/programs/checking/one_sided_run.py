@@ -89,16 +89,13 @@ class OneSidedExecution(Execution):
         self._relaxed_orders = relaxed_orders
         self._number = {key: stream for stream, key in enumerate(self._blocks)}
         self._ends = [block.connections for block in self._block]
-        self._proxy: dict[tuple[int, int, int], int] = {}
-        for (rank, _), operations, ends in zip(self._blocks, self._operations, self._ends, strict=True):
-            for operation in operations:
-                channels = operation.channels if isinstance(operation, (Signal, Flush)) else ()
-                if isinstance(operation, Move) and operation.channel is not None:
-                    channels = (operation.channel,)
-                for channel in channels:
-                    if ends[channel].kind == "port":
-                        key = rank, ends[channel].peer, ends[channel].number
-                        self._proxy.setdefault(key, len(self._blocks) + len(self._proxy))
+        ports = {
+            (rank, end.peer, end.number): None
+            for (rank, _), ends in zip(self._blocks, self._ends, strict=True)
+            for end in ends
+            if end.kind == "port"
+        }
+        self._proxy = {key: len(self._blocks) + at for at, key in enumerate(ports)}
         self._callers = len(self._blocks) + len(self._proxy)
         self._width = self._callers + program.ranks
         if self._width * len(self._blocks) > MOST_CELLS:
@@ -126,21 +123,18 @@ class OneSidedExecution(Execution):
         """How often each stream adds to each counter in a call."""
         for stream, (rank, _) in enumerate(self._blocks):
             for operation in self._operations[stream]:
-                for counter in self._block[stream].posts(rank, operation):
-                    counting = self._counter(rank, counter)
-                    by = self._poster(stream, counter)
-                    counting.totals[by] = counting.totals.get(by, 0) + 1
+                posts = self._block[stream].posts(rank, operation)
+                for counter in (*posts, *self._block[stream].takes(rank, operation)):
+                    initial = self._program.parts[rank].semaphores[counter[1]] if len(counter) == 2 else 0
+                    self._counters.setdefault(counter, _Counting(initial, value=initial))
+                for counter in posts:
+                    totals, by = self._counters[counter].totals, self._poster(stream, counter)
+                    totals[by] = totals.get(by, 0) + 1
 
     def _poster(self, stream: int, counter: Counted) -> int:
         if len(counter) > 2 and counter[2] == "port":
             return self._proxy[counter[0], counter[1], counter[3]]
         return stream
-
-    def _counter(self, rank: int, counter: Counted) -> _Counting:
-        if counter not in self._counters:
-            initial = self._program.parts[rank].semaphores[counter[1]] if len(counter) == 2 else 0
-            self._counters[counter] = _Counting(initial, value=initial)
-        return self._counters[counter]
 
     def _begin(self, rank: int) -> None:
         """The caller reads what the last call gave, and writes new inputs; then the blocks begin."""
@@ -169,8 +163,7 @@ class OneSidedExecution(Execution):
             counting.posts.clear()
             counting.taken = 0
         self._packets.clear()
-        self._at_barrier: dict[tuple[int, int], list[int]] = {}
-        self._passed: set[int] = set()
+        self._at_barrier: dict[Counted, list[int]] = {}
         return super()._go()
 
     def _execute(self, stream: int) -> object | None:
@@ -232,7 +225,7 @@ class OneSidedExecution(Execution):
         rank = self._blocks[stream][0]
         counters = self._block[stream].takes(rank, operation)
         for counter in counters:
-            if self._counter(rank, counter).value <= 0:
+            if self._counters[counter].value <= 0:
                 return counter
         for thread, counter in enumerate(counters):
             counting = self._counters[counter]
@@ -253,22 +246,19 @@ class OneSidedExecution(Execution):
         return None
 
     def _barrier(self, stream: int, number: int, blocks: int) -> object | None:
-        key = self._blocks[stream][0], number
-        if stream in self._passed:
-            self._passed.discard(stream)
-            return None
+        """The last one who comes lets the others, who wait, go on behind it."""
+        key = self._blocks[stream][0], number, "barrier"
         here = self._at_barrier.setdefault(key, [])
-        if stream not in here:
-            self._synchronize(stream, self._place[stream] + 1)
-            here.append(stream)
+        self._synchronize(stream, self._place[stream] + 1)
+        here.append(stream)
         if len(here) < blocks:
-            return key, "barrier"
+            return key
         joined = self._now[here].max(axis=0)
         for other in here:
             self._now[other][:] = joined
-        self._passed.update(other for other in here if other != stream)
-        self._at_barrier[key] = []
-        self._wake((key, "barrier"))
+            self._place[other] += other != stream
+        here.clear()
+        self._wake(key)
         return None
 
     def _move(self, stream: int, move: Move) -> object | None:
@@ -399,7 +389,7 @@ class OneSidedExecution(Execution):
         place, rank = self._place[stream], self._blocks[stream][0]
         operation = self._operations[stream][place]
         if isinstance(operation, Barrier):
-            here = self._at_barrier.get((rank, operation.number), [])
+            here = self._at_barrier.get((rank, operation.number, "barrier"), [])
             for other, (owner, _) in enumerate(self._blocks):
                 numbers = [it.number for it in self._operations[other] if isinstance(it, Barrier)]
                 if owner == rank and other not in here and operation.number in numbers:
@@ -410,7 +400,7 @@ class OneSidedExecution(Execution):
             missing = set(self._packet_cells(stream, operation.sources)) - self._packets.keys()
         else:
             counters = self._block[stream].takes(rank, operation)
-            counter = next(it for it in counters if self._counter(rank, it).value <= 0)
+            counter = next(it for it in counters if self._counters[it].value <= 0)
             missing, nobody = {counter}, ", and nobody is to give it"
             what = f"semaphore {counter[1]}"
             if len(counter) > 2:

@@ -504,19 +504,9 @@ class _Translation:
 
     def _plain(self, step: Step, seat: _Seat, come: _PlacedMessage | None, go: _PlacedMessage | None) -> None:
         body = seat.body[-1].each
-        source, target = step.source, step.target
         landed = None if come is None else replace(come.lands, rank=None)
-        read: tuple[Span, ...]
-        local: tuple[Span, ...]
-        if step.code.reads and landed is not None:
-            assert source is not None, "it reads"
-            result, read = target or landed, (source, landed)
-        elif landed is not None:
-            assert target is not None, "it writes"
-            result, read = target, (landed,)
-        else:
-            assert source is not None, "it reads"
-            result, read = target or source, (source,)
+        read = tuple(span for span in (step.source, landed) if span is not None)
+        result = step.target or read[-1]
         local = () if read == (result,) else (result,)
         if go is None:
             if local:
