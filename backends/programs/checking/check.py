@@ -91,8 +91,7 @@ def follow(program: GlobalProgram, values: Values) -> None:
     if program.one_sided:
         execution = OneSidedExecution(program.unrolled(), in_place=program.in_place, values=values)
     else:
-        flat = structure.flatten(program)
-        execution = TwoSidedExecution(program, flat, in_place=program.in_place, values=values)
+        execution = TwoSidedExecution(program, in_place=program.in_place, values=values)
     execution.run()
 
 
@@ -100,8 +99,7 @@ def _run(program: GlobalProgram, in_place: bool, moves: bool) -> tuple[Outcome, 
     """What happens, and the kinds of errors with their lines; `moves`: whether to look at data, too."""
     mode = "in place" if in_place else "out of place"
     if not program.one_sided:
-        flat = structure.flatten(program)
-        outcome = TwoSidedExecution(program, flat, in_place=in_place, moves=moves).run()
+        outcome = TwoSidedExecution(program, in_place=in_place, moves=moves).run()
         return outcome, list(_lines(outcome, mode, values=moves and not outcome.stuck))
     outcome = OneSidedExecution(program, in_place=in_place).run()
     lines = list(_lines(outcome, mode))
