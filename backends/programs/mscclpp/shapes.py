@@ -1,17 +1,14 @@
 """The form of MSCCL++'s execution plans: which keys there are and what each takes, checked by pydantic.
 
-Of keys that nobody knows the runtime takes no notice: `passed_over` names them.
+Of keys that nobody knows the runtime takes no notice; `reader` names them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypeAlias
 
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
-
-from arborcast.synth.formats.numerals import shorten
 
 MAX_CELLS = 1 << 22
 MAX_OPERATIONS = 1 << 18
@@ -224,10 +221,3 @@ class PlanShape(TypedDict):
     min_message_size: NotRequired[Bytes]
     max_message_size: NotRequired[Bytes]
     num_threads_per_block: NotRequired[Number]
-
-
-def passed_over(entry: Mapping[str, Any], shape: type, where: str) -> Iterable[str]:
-    """A line that names the keys of an entry that its shape does not have, if there are any."""
-    strange = sorted(set(entry) - set(shape.__annotations__))
-    if strange:
-        yield f"{where}: {', '.join(map(shorten, strange[:8]))} passed over by the runtime"
