@@ -33,7 +33,7 @@ def as_schedule(program: GlobalProgram, topology: Topology) -> Schedule:
         raise ProgramError(f"the program is not correct: {verdict.errors[0]}")
     versions = _MovedVersions(program.ranks, topology)
     follow(program, versions)
-    return put_together(program, topology, versions.where.transfers())
+    return put_together(program, topology, versions.transfers())
 
 
 def put_together(

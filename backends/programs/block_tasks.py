@@ -26,14 +26,14 @@ from arborcast.backends.programs.program import (
     Wait,
 )
 
-Counted: TypeAlias = tuple[Hashable, int]
+Until: TypeAlias = tuple[Hashable, int]
 """That something has happened so many times."""
 
 Task: TypeAlias = Generator[Any, None, None]
-"""Stops at what it waits for: `Counted`, what else the run knows, or None, for nothing."""
+"""Stops at what it waits for: `Until`, what else the run knows, or None, for nothing."""
 
 
-class Thread(NamedTuple):
+class BlockThread(NamedTuple):
     """One of the threads of a block, in a call."""
 
     rank: int
@@ -53,30 +53,30 @@ class BlockTasks:
         self.taken: dict[Hashable, int] = defaultdict(int)
         for rank, part in enumerate(program.parts):
             self.counts |= {(rank, at): value for at, value in enumerate(part.semaphores)}
-        self._orders: dict[Hashable, deque[tuple[Thread, Move | Connection]]] = {}
+        self._orders: dict[Hashable, deque[tuple[BlockThread, Move | Connection]]] = {}
 
     @abstractmethod
     def start(self, task: Task) -> None:
         """Let a task go on beside the others."""
 
     @abstractmethod
-    def put(self, by: Thread, move: Move, proxy: Hashable | None) -> Task:
+    def put(self, by: BlockThread, move: Move, proxy: Hashable | None) -> Task:
         """What a move does, or the part of a thread in it where no proxy was told to do it."""
 
     @abstractmethod
-    def signal(self, by: Thread, end: Connection, proxy: Hashable | None) -> None:
+    def signal(self, by: BlockThread, end: Connection, proxy: Hashable | None) -> None:
         """What a signal does, which in the end tells the other end."""
 
     def tell(self, key: Hashable) -> None:
         """Something has happened once more."""
         self.counts[key] += 1
 
-    def next(self, key: Hashable) -> Counted:
+    def next(self, key: Hashable) -> Until:
         """That it happens once more than was waited for until now."""
         self.taken[key] += 1
         return key, self.taken[key]
 
-    def operation(self, by: Thread, operation: Operation) -> Task:  # noqa: PLR0912  (a table of cases)
+    def operation(self, by: BlockThread, operation: Operation) -> Task:  # noqa: PLR0912  (a table of cases)
         """One operation of a thread."""
         rank, block = by.rank, self.program.parts[by.rank].blocks[by.block]
         own = slice(by.number, None, self.threads)
@@ -111,16 +111,16 @@ class BlockTasks:
                     yield self._meeting(("barrier", rank, number), blocks)
                 yield from self._gathered(by)
 
-    def _gathered(self, by: Thread) -> Task:
+    def _gathered(self, by: BlockThread) -> Task:
         if self.threads > 1:
             yield self._meeting(("threads", by.rank, by.block), self.threads)
 
-    def _meeting(self, key: Hashable, many: int) -> Counted:
+    def _meeting(self, key: Hashable, many: int) -> Until:
         """That the next so many have come."""
         self.tell(key)
         return key, -(-self.counts[key] // many) * many
 
-    def _order(self, by: Thread, end: Connection, what: Move | Connection) -> None:
+    def _order(self, by: BlockThread, end: Connection, what: Move | Connection) -> None:
         """Tell a proxy what to do: a move, or a signal to the other end."""
         proxy = by.rank, end.peer, end.number
         if proxy not in self._orders:

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from arborcast.backends.programs.block_tasks import BlockTasks, Task, Thread
+from arborcast.backends.programs.block_tasks import BlockTasks, BlockThread, Task
 from arborcast.backends.programs.checking.memory import Value, buffers, given, wanted
 from arborcast.backends.programs.limits import fifo_of
 from arborcast.backends.programs.program import (
@@ -204,7 +204,7 @@ class _Machine(BlockTasks):
         self._parts: dict[_Link, deque[Array]] = defaultdict(deque)  # of messages on their way
         self._new: list[Task] = [self._rank(rank) for rank in range(program.ranks)]
         self._running = program.ranks
-        self._open: set[Thread] = set()
+        self._open: set[BlockThread] = set()
         self._wrong = 0
         self._results: dict[int, list[Array | None]] = {}
 
@@ -231,7 +231,7 @@ class _Machine(BlockTasks):
                 buffer[:] = self._data(rank, -2 - call, buffer.shape)
             memory[Memory.INPUT][:] = self._given(rank, call)
             blocks = range(len(self.program.parts[rank].blocks))
-            left = {Thread(rank, at, thread, call) for at in blocks for thread in range(self.threads)}
+            left = {BlockThread(rank, at, thread, call) for at in blocks for thread in range(self.threads)}
             self._open |= left
             self._new += map(self._thread, sorted(left))
             yield lambda left=left: self._open.isdisjoint(left)
@@ -277,7 +277,7 @@ class _Machine(BlockTasks):
 
     # ---- thread blocks
 
-    def _thread(self, by: Thread) -> Task:
+    def _thread(self, by: BlockThread) -> Task:
         operations = self.program.parts[by.rank].blocks[by.block].operations
         for loop in range(by.call * self._loops, (by.call + 1) * self._loops):
             for place, operation in enumerate(operations):
@@ -292,7 +292,7 @@ class _Machine(BlockTasks):
 
     # ---- two-sided steps
 
-    def _step(self, by: Thread, step: Step, loop: int) -> Task:
+    def _step(self, by: BlockThread, step: Step, loop: int) -> Task:
         for after in step.after:
             yield ("posted", by.rank, after.block), (loop << _STEPS) + after.step + 1
         for first in range(0, step.count, self._together):
@@ -309,7 +309,7 @@ class _Machine(BlockTasks):
         loop %= self._loops
         return rows[first, self._elements * loop // self._loops : self._elements * (loop + 1) // self._loops]
 
-    def _message(self, by: Thread, code: Code, source: Array | None, target: Array | None) -> Task:
+    def _message(self, by: BlockThread, code: Code, source: Array | None, target: Array | None) -> Task:
         """One message of a step, in the parts in which it passes a FIFO.
 
         A slot is free again once what was in it is worked in; where nobody is at the other end, none is.
@@ -362,11 +362,11 @@ class _Machine(BlockTasks):
         """Let a proxy go on beside the others."""
         self._new.append(task)
 
-    def signal(self, by: Thread, end: Connection, proxy: Hashable | None) -> None:
+    def signal(self, by: BlockThread, end: Connection, proxy: Hashable | None) -> None:
         """There at once: proxies are late in all that they do."""
         self.tell((by.rank, end.peer, end.kind, end.number))
 
-    def put(self, by: Thread, move: Move, proxy: Hashable | None) -> Task:
+    def put(self, by: BlockThread, move: Move, proxy: Hashable | None) -> Task:
         """A thread's elements; all that a proxy copies, packets with their flags as they are."""
         if proxy is None:
             yield from self._move(by.rank, by.call, by.number, move)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
-from arborcast.backends.programs.block_tasks import BlockTasks, Counted, Task, Thread
+from arborcast.backends.programs.block_tasks import BlockTasks, BlockThread, Task, Until
 from arborcast.backends.programs.program import (
     Connection,
     GlobalProgram,
@@ -122,7 +122,7 @@ class _TimedRun(BlockTasks):
         """The time of the last event, in the unit of the paces."""
         for rank, number, block in self.program.blocks:
             self._open += 1
-            self.start(self._block(Thread(rank, number), block))
+            self.start(self._block(BlockThread(rank, number), block))
         while self._events:
             self._now, _, task = heapq.heappop(self._events)
             self.start(task)
@@ -154,12 +154,12 @@ class _TimedRun(BlockTasks):
         self._asked += 1
         heapq.heappush(self._events, (time, self._asked, task))
 
-    def _block(self, by: Thread, block: ThreadBlock) -> Task:
+    def _block(self, by: BlockThread, block: ThreadBlock) -> Task:
         for operation in block.operations:
             yield from self.operation(by, operation)
         self._open -= 1
 
-    def signal(self, by: Thread, end: Connection, proxy: Hashable | None) -> None:
+    def signal(self, by: BlockThread, end: Connection, proxy: Hashable | None) -> None:
         """Send it on its way."""
         self.start(self._signal(by.rank, end, proxy or by))
 
@@ -174,7 +174,7 @@ class _TimedRun(BlockTasks):
         yield max(soonest, self._now)
         self.tell((rank, end.peer, end.kind, end.number))
 
-    def put(self, by: Thread, move: Move, proxy: Hashable | None) -> Task:
+    def put(self, by: BlockThread, move: Move, proxy: Hashable | None) -> Task:
         """All of a move, until its bytes have left."""
         rank, stream = by.rank, proxy or by
         for span in (span for span in move.sources if span.packets and proxy is None):
@@ -209,7 +209,7 @@ class _TimedRun(BlockTasks):
         yield from part
         self.tell(arrived)
 
-    def _landing(self, rank: int, move: Move, stream: Hashable, number: int, until: Counted) -> Task:
+    def _landing(self, rank: int, move: Move, stream: Hashable, number: int, until: Until) -> Task:
         """What is true once all of a move has arrived, after what came before it."""
         yield until
         for span in (span for span in move.targets if span.packets):

@@ -123,7 +123,7 @@ def read(
             for element, value in enumerate(should):
                 if wrong := run.elements.unlike(rank, value, numbers[element]):
                     raise WrongProgramError(f"rank {rank}: element {element} of the result {wrong}")
-        return put_together(program, topology, run.elements.where.transfers())
+        return put_together(program, topology, run.elements.transfers())
     except ProgramError as error:
         raise type(error)(f"{place}: {error}") from error
 

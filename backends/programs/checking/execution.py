@@ -35,6 +35,20 @@ class Access(NamedTuple):
     manner: str | None
 
 
+AnyClock: TypeAlias = Sequence[int] | Clock
+
+
+class Clash(NamedTuple):
+    """Two accesses of a cell that the clock of the second does not order, and the reads that it tells of."""
+
+    rank: int
+    cell: int
+    first: Access
+    second: Access
+    clock: AnyClock
+    made_of: frozenset[int]
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """Why a block does not go on: at which operation, for what, and for which block that is to do."""
@@ -184,7 +198,7 @@ class Execution:
         rank: int,
         cell: int,
         access: Access,
-        clock: Sequence[int] | Clock,
+        clock: AnyClock,
         *,
         writes: bool,
         flagged: bool = False,
@@ -197,27 +211,20 @@ class Execution:
         written, read = self._written[rank], self._read[rank]
         last = written.get(cell)
         if last is not None and not flagged and clock[last.stream] <= last.number:
-            self._race(rank, cell, last, access, clock, made_of)
+            self._race(Clash(rank, cell, last, access, clock, made_of))
         if writes:
             for other in read.pop(cell, ()):
                 if clock[other.stream] <= other.number:
-                    self._race(rank, cell, other, access, clock, made_of)
+                    self._race(Clash(rank, cell, other, access, clock, made_of))
             written[cell] = access
         else:
             read.setdefault(cell, []).append(access)
 
-    def _race(
-        self,
-        rank: int,
-        cell: int,
-        first: Access,
-        second: Access,
-        clock: Sequence[int] | Clock,
-        made_of: frozenset[int],
-    ) -> None:
+    def _race(self, met: Clash) -> None:
         """Tell, once for two operations, of accesses that nothing orders: no clock does."""
-        if self._apart(rank, cell, first, second, clock, made_of):
+        if self._apart(met):
             return
+        first, second = met.first, met.second
         one, other = self._given_by(first), self._given_by(second)
         key = *one[:2], *other[:2]
         if key in self._seen:
@@ -228,7 +235,7 @@ class Execution:
         text = f"nothing orders {named[0]} and {named[1]}"
         if one[2] != other[2] and not of_callers:
             text += ", of the next call" if other[2] == one[2] + 1 else ", of the call after the next"
-        text += f": both touch {self._cell(rank, cell)}"
+        text += f": both touch {self._cell(met.rank, met.cell)}"
         (self._outcome.early if of_callers or one[2] != other[2] else self._outcome.races).append(text)
         if not self._outcome.trace:
             self._outcome.trace = tuple(
@@ -237,15 +244,7 @@ class Execution:
                 if access.stream < self._callers
             )
 
-    def _apart(
-        self,
-        rank: int,
-        cell: int,
-        first: Access,
-        second: Access,
-        clock: Sequence[int] | Clock,
-        made_of: frozenset[int],
-    ) -> bool:
+    def _apart(self, met: Clash) -> bool:
         """Whether something besides the clocks orders two accesses."""
         raise NotImplementedError
 

@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from arborcast.backends.programs.checking.execution import Access, Clock, Execution, Waiting
+from arborcast.backends.programs.checking.execution import Access, Clash, Clock, Execution, Waiting
 from arborcast.backends.programs.checking.memory import UNDEFINED, Values
 from arborcast.backends.programs.program import (
     Acquire,
@@ -341,25 +341,19 @@ class OneSidedExecution(Execution):
         """Whether the packet in a cell was awaited before by someone whom this clock knows of."""
         return any(clock[access.stream] > access.number for access in self._awaited.get((rank, cell), ()))
 
-    def _apart(
-        self,
-        rank: int,
-        cell: int,
-        first: Access,
-        second: Access,
-        clock: Sequence[int] | Clock,
-        made_of: Reads,
-    ) -> bool:
-        """Whether they are of one thread, or packets tell that the first, a read, is over."""
-        own = (first.stream, *first[2:]) == (second.stream, *second[2:])
-        number = self._number_of_read.get((rank, cell, first.stream, first.number))
-        return bool((own and second.manner) or number in made_of or self._was_read(rank, cell, first, clock))
+    def _apart(self, met: Clash) -> bool:
+        """Whether they are of one thread, or packets tell that the first, a read, is over.
 
-    def _was_read(self, rank: int, cell: int, other: Access, clock: Sequence[int] | Clock) -> bool:
-        """Whether a packet made of a read was there before a call began of which this clock knows."""
-        number = self._number_of_read.get((rank, cell, other.stream, other.number))
-        begun = (int(calls) for calls in clock[self._callers :])
-        return any(calls and number in self._reads_known[of][calls - 1] for of, calls in enumerate(begun))
+        A packet tells so that was made of it, or that was there before a call began of which the clock knows.
+        """
+        first, second = met.first, met.second
+        if second.manner and (first.stream, *first[2:]) == (second.stream, *second[2:]):
+            return True
+        number = self._number_of_read.get((met.rank, met.cell, first.stream, first.number))
+        begun = (int(calls) for calls in met.clock[self._callers :])
+        return number in met.made_of or any(
+            calls and number in self._reads_known[of][calls - 1] for of, calls in enumerate(begun)
+        )
 
     def _given_by(self, access: Access) -> tuple[int, int, int]:
         """The block, the place in it, and the call of the operation that did an access or told a proxy to."""

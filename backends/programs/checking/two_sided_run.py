@@ -23,13 +23,13 @@ behind is nothing, so that one loop is enough.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
-from arborcast.backends.programs.checking.execution import Access, Clock, Execution, Waiting
+from arborcast.backends.programs.checking.execution import Access, AnyClock, Clash, Clock, Execution, Waiting
 from arborcast.backends.programs.checking.memory import Values
 from arborcast.backends.programs.checking.structure import Link
 from arborcast.backends.programs.limits import chunks_together, fifo_of, largest_bytes
@@ -203,7 +203,7 @@ class TwoSidedExecution(Execution):
     def _access(self, stream: int, step: Step, start: Clock, message: _MessageInFlight | None) -> list[int]:
         """Touch what a step reads and writes; what it writes or sends."""
         rank, place = self._blocks[stream][0], self._place[stream]
-        clock: Sequence[int] | Clock = start if step.count < 8 else start.tolist()  # the faster to look at
+        clock: AnyClock = start if step.count < 8 else start.tolist()  # the faster to look at
         cells, add = self._cells[rank], self._values.sum
         moved = None if message is None else message.values
         source = None if step.source is None else self._place_of(stream, step.source)[1]
@@ -224,16 +224,9 @@ class TwoSidedExecution(Execution):
             cells[target.start : target.stop] = moved
         return moved
 
-    def _apart(
-        self,
-        rank: int,
-        cell: int,
-        first: Access,
-        second: Access,
-        clock: Sequence[int] | Clock,
-        made_of: frozenset[int],
-    ) -> bool:
+    def _apart(self, met: Clash) -> bool:
         """Whether they are of one block, or one message passes both, piece by piece, the earlier first."""
+        first, second = met.first, met.second
         if first.stream == second.stream:
             return True
         if first.offset > second.offset or (first.manner == _WRITES and self._fifo.parts == 1):

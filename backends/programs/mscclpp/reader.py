@@ -526,7 +526,7 @@ class _SpanReader:
         return self._cut(size)[1]
 
     def spans(self, end: str, entry: BufferShape, count: int, *, writes: bool = False) -> tuple[Span, ...]:
-        """What an entry is at an end of an operation, as `Form` names it."""
+        """What an entry is at an end of an operation, as `MoveForm` names it."""
         where, _, packets = end.partition(" ")
         if where == "group":
             number = self.where.needed(entry, "switch_channel_id")

@@ -27,7 +27,7 @@ Carrier: TypeAlias = Literal["memory", "port"]
 ChannelType: TypeAlias = Literal["memory", "port", "switch"]
 
 
-class Form(NamedTuple):
+class MoveForm(NamedTuple):
     """What an operation that moves data reads and writes.
 
     Its ends are `own` memory, that of others (`far`), or of all ranks of a switch (`group`), each with or
@@ -47,26 +47,26 @@ class Form(NamedTuple):
 
 
 FORMS = {
-    "put": Form("own", sent="far"),
-    "pws": Form("own", sent="far"),
-    "pwsf": Form("own", sent="far"),
-    "ppkt": Form("own", sent="far packets"),
-    "rppkt": Form("own packets", sent="far packets"),
-    "copy": Form("own", own=("own",)),
-    "cpkt": Form("own", own=("own packets",)),
-    "upkt": Form("own packets", own=("own",)),
-    "get": Form("far", own=("own",)),
-    "glres": Form("group", own=("group",)),
-    "gstore": Form("own", own=("group",)),
-    "gstorepkt": Form("any packets", own=("group packets",)),
-    "re": Form("own", "own", ("own",)),
-    "res": Form("own", "own", ("own",), "far"),
-    "rre": Form("own", "far", ("own",)),
-    "rres": Form("own", "far", ("own",), "far"),
-    "repkt": Form("own", "own packets", ("own",)),
-    "respkt": Form("own", "own packets", ("own",), "far packets"),
-    "recpkt": Form("own", "own packets", ("own", "own packets")),
-    "recspkt": Form("own", "own packets", ("own", "own packets"), "far packets"),
+    "put": MoveForm("own", sent="far"),
+    "pws": MoveForm("own", sent="far"),
+    "pwsf": MoveForm("own", sent="far"),
+    "ppkt": MoveForm("own", sent="far packets"),
+    "rppkt": MoveForm("own packets", sent="far packets"),
+    "copy": MoveForm("own", own=("own",)),
+    "cpkt": MoveForm("own", own=("own packets",)),
+    "upkt": MoveForm("own packets", own=("own",)),
+    "get": MoveForm("far", own=("own",)),
+    "glres": MoveForm("group", own=("group",)),
+    "gstore": MoveForm("own", own=("group",)),
+    "gstorepkt": MoveForm("any packets", own=("group packets",)),
+    "re": MoveForm("own", "own", ("own",)),
+    "res": MoveForm("own", "own", ("own",), "far"),
+    "rre": MoveForm("own", "far", ("own",)),
+    "rres": MoveForm("own", "far", ("own",), "far"),
+    "repkt": MoveForm("own", "own packets", ("own",)),
+    "respkt": MoveForm("own", "own packets", ("own",), "far packets"),
+    "recpkt": MoveForm("own", "own packets", ("own", "own packets")),
+    "recspkt": MoveForm("own", "own packets", ("own", "own packets"), "far packets"),
 }
 """Of each operation that moves data. Of two alike, the first one does no more than that."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from arborcast.backends.programs.mscclpp import limits
-from arborcast.backends.programs.mscclpp.shapes import FORMS, Form
+from arborcast.backends.programs.mscclpp.shapes import FORMS, MoveForm
 from arborcast.backends.programs.program import (
     Acquire,
     Barrier,
@@ -215,10 +215,7 @@ class _BlockWriter:
             name, used = "pws", 1
             if following[1:] and following[1] == Flush((channel,)):
                 name, used = "pwsf", 2
-        entry = self._named(name, [channel])
-        entry["src_buff"] = [_local(move.sources[0])]
-        entry["dst_buff"] = [self._remote(move.targets[0], "port")]
-        return entry, used
+        return self._put(name, channel, move.sources[0], move.targets[0]), used
 
     def _packets_by_proxy(self, read: Move, following: Sequence[Operation]) -> Entry:
         """Packets of the rank's scratch, all of them awaited, as a proxy puts them elsewhere."""
@@ -226,11 +223,12 @@ class _BlockWriter:
             case [Synchronize(), Move(sources=sources, targets=(far,), channel=channel, thread=0)] if (
                 sources == read.sources and len(sources) == 1 and far.packets and channel is not None
             ):
-                entry = self._named("rppkt", [channel])
-                entry["src_buff"] = [_local(sources[0])]
-                entry["dst_buff"] = [self._remote(far, "port")]
-                return entry
+                return self._put("rppkt", channel, sources[0], far)
         raise ProgramError(f"{read}: is only read where a proxy then puts it")
+
+    def _put(self, name: str, channel: int, source: Span, target: Span) -> Entry:
+        ends = {"src_buff": [_local(source)], "dst_buff": [self._remote(target, "port")]}
+        return {**self._named(name, [channel]), **ends}
 
     def _by_threads(self, move: Move) -> Entry:
         if move.switch:
@@ -251,13 +249,12 @@ class _BlockWriter:
         adds = move.sources[0].rank is not None
         if adds and packets:
             raise ProgramError(f"{move}: switches add no packets")
-        entry: Entry = {
+        return {
             "name": "glres" if adds else "gstorepkt" if packets else "gstore",
             "channel_type": "switch",
+            "src_buff": [self._group(move.sources) if adds else _local(move.sources[0])],
+            "dst_buff": [self._group(move.targets)],
         }
-        entry["src_buff"] = [self._group(move.sources) if adds else _local(move.sources[0])]
-        entry["dst_buff"] = [self._group(move.targets)]
-        return entry
 
     def _group(self, spans: Sequence[Span]) -> Entry:
         number = _place(self._switch, self._gpu.group(spans))
@@ -271,7 +268,9 @@ class _BlockWriter:
         return {"buffer_id": number, "index": span.start, "size": span.count}
 
 
-_NAMES = {form: name for name, form in reversed(FORMS.items())} | {Form("own", "", ("own",), "far"): "res"}
+_NAMES = {form: name for name, form in reversed(FORMS.items())} | {
+    MoveForm("own", "", ("own",), "far"): "res"
+}
 
 
 def _name(move: Move) -> str:
@@ -280,7 +279,7 @@ def _name(move: Move) -> str:
     near = tuple(_where(span) for span in move.targets if span.rank is None)
     others, sent = {*more}, {_where(span) for span in move.targets if span.rank is not None}
     if len(others) < 2 and len(sent) < 2:
-        name = _NAMES.get(Form(first, "".join(others), near, "".join(sent)))
+        name = _NAMES.get(MoveForm(first, "".join(others), near, "".join(sent)))
         if name is not None and (name != "get" or move.sources[0].start == move.targets[0].start):
             return name
     what = "for these packets" if move.packets else "that does this rightly"
