@@ -6,7 +6,7 @@ every stop, or by priorities that are drawn now and then, so that some are very 
 steps acts as one thread. One of puts and signals has a few, each with elements of its own; its proxies do
 what they are told at any time later, and ranks begin their next call once they have ended one. Loops go
 through two pieces of a chunk. With the checker, whose verdicts it can show to be wrong, it shares only what
-collectives ask of buffers.
+collectives ask of buffers, and which signals and semaphores an operation counts.
 """
 
 from __future__ import annotations

@@ -305,17 +305,23 @@ class _Work:
 
 @dataclass(slots=True)
 class _Seat:
-    """One block that comes out: its steps, connections by their ends, semaphores of blocks beside it."""
+    """One block that comes out.
+
+    Attributes:
+        body: its steps.
+        arriving: connections on which it gets messages.
+        leaving: those on which it sends some.
+        ends: those that it names, by memory before those by proxies, as plans list them.
+        acquires: semaphores of the part of its block before it.
+        releases: those of the part behind it.
+    """
 
     body: list[_Work] = field(default_factory=list)
-    ends: dict[Connection, None] = field(default_factory=dict)
+    arriving: dict[Connection, None] = field(default_factory=dict)
+    leaving: dict[Connection, None] = field(default_factory=dict)
+    ends: list[Connection] = field(default_factory=list)
     acquires: list[int] = field(default_factory=list)
     releases: list[int] = field(default_factory=list)
-
-    def channel(self, end: Connection) -> int:
-        """Its place among the connections."""
-        self.ends.setdefault(end)
-        return list(self.ends).index(end)
 
 
 class _Translation:
@@ -417,6 +423,8 @@ class _Translation:
         works = self._works[rank]
         for work in works.values():
             seats[work.seat].body.append(work)
+        for seat in seats.values():
+            self._connect(seat)
         semaphores = self._wait(works, seats)
         for work in works.values():
             self._step(rank, work, seats[work.seat])
@@ -426,6 +434,21 @@ class _Translation:
             self._slots[rank],
             (0,) * semaphores,
         )
+
+    def _connect(self, seat: _Seat) -> None:
+        """Connections of a block; packets by memory need none that they name."""
+        used: dict[Connection, None] = {}
+        for work in seat.body:
+            if work.come is not None:
+                seat.arriving.setdefault(work.come.arriving)
+                used |= {} if self._packets else {work.come.arriving: None}
+            if work.go is not None:
+                end = work.go.leaving
+                seat.leaving.setdefault(end)
+                used |= {} if self._packets and end.kind == "memory" else {end: None}
+        if self._ways.greet:
+            used |= seat.arriving | seat.leaving
+        seat.ends = sorted(used, key=attrgetter("kind"))
 
     def _wait(self, works: Mapping[Place, _Work], seats: Mapping[Seat, _Seat]) -> int:
         """Let steps wait for others by semaphores, and parts of a block for each other; how many these are.
@@ -455,7 +478,7 @@ class _Translation:
     def _step(self, rank: int, work: _Work, seat: _Seat) -> None:
         body = work.each
         if work.come is not None and not self._packets:
-            body += [Wait((seat.channel(work.come.arriving),)), Synchronize()]
+            body += [Wait((seat.ends.index(work.come.arriving),)), Synchronize()]
         landed = None if work.come is None else replace(work.come.lands, rank=None)
         if self._packets:
             self._with_packets(rank, work, landed, seat)
@@ -480,7 +503,7 @@ class _Translation:
             local = ()
         if go is None:
             return
-        channel = seat.channel(go.leaving)
+        channel = seat.ends.index(go.leaving)
         if go.leaving.kind == "memory":
             body += [Move(read, (*local, go.lands)), Synchronize(), Signal((channel,))]
             return
@@ -512,7 +535,7 @@ class _Translation:
             body += [Move((landed,), (span,)) for span in (*far, target)]
         if by_proxy and go is not None and passed is not None:
             # All threads have seen all packets before one tells the proxy.
-            channel = seat.channel(go.leaving)
+            channel = seat.ends.index(go.leaving)
             body += [Synchronize(), Move((passed,), ()), Synchronize(), Move((passed,), (go.lands,), channel)]
         body.append(Synchronize())
 
@@ -526,11 +549,9 @@ class _Translation:
         """Greetings, what the block before has to hand on, the steps."""
         head: list[Operation] = []
         if self._ways.greet:
-            arriving = dict.fromkeys(work.come.arriving for work in seat.body if work.come is not None)
-            leaving = dict.fromkeys(work.go.leaving for work in seat.body if work.go is not None)
-            for ends, make in ((arriving, Signal), (leaving, Wait)):
+            for ends, make in ((seat.arriving, Signal), (seat.leaving, Wait)):
                 for kind in ("memory", "port"):
-                    chosen = [seat.channel(end) for end in ends if end.kind == kind]
+                    chosen = [seat.ends.index(end) for end in ends if end.kind == kind]
                     for at in range(0, len(chosen), limits.CHANNELS_OF_OPERATION):
                         relaxed = kind == "memory"
                         head.append(make(tuple(chosen[at : at + limits.CHANNELS_OF_OPERATION]), relaxed))
@@ -544,7 +565,7 @@ class _Translation:
             kept.pop()
         if kept and isinstance(kept[0], Synchronize):
             kept.pop(0)
-        return _in_order(ThreadBlock(tuple(kept), connections=tuple(seat.ends)))
+        return ThreadBlock(tuple(kept), connections=tuple(seat.ends))
 
     def _looped(self, body: list[_Work]) -> Iterator[Operation]:
         """What steps become, those of a chunk in one loop."""
@@ -576,27 +597,3 @@ def _without_repeats(rows: list[_O]) -> list[_O]:
         for at, operation in enumerate(rows)
         if not (at and isinstance(operation, Synchronize) and isinstance(rows[at - 1], Synchronize))
     ]
-
-
-def _in_order(block: ThreadBlock) -> ThreadBlock:
-    """Connections by memory before those by proxies, as plans list them."""
-    order = sorted(range(len(block.connections)), key=lambda at: (block.connections[at].kind, at))
-    number = {old: new for new, old in enumerate(order)}
-
-    def moved(operation: OneTime) -> OneTime:
-        if isinstance(operation, (Signal, Wait, Flush)):
-            return replace(operation, channels=tuple(number[channel] for channel in operation.channels))
-        if isinstance(operation, Move) and operation.channel is not None:
-            return replace(operation, channel=number[operation.channel])
-        return operation
-
-    return replace(
-        block,
-        operations=tuple(
-            replace(each, operations=tuple(map(moved, each.operations)))
-            if isinstance(each, Loop)
-            else moved(each)
-            for each in block.operations
-        ),
-        connections=tuple(block.connections[at] for at in order),
-    )
