@@ -7,7 +7,7 @@ their number is full. What moves and signals do, and when a task goes on, is for
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Generator, Hashable
 from typing import Any, NamedTuple, TypeAlias
@@ -42,7 +42,7 @@ class BlockThread(NamedTuple):
     call: int = 0
 
 
-class BlockTasks:
+class BlockTasks(ABC):
     """The operations of a program's blocks; `counts` of what has happened, `taken` of what was waited for."""
 
     def __init__(self, program: GlobalProgram, threads: int = 1) -> None:
