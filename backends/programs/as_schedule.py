@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import reduce
 
 from arborcast.backends.programs.checking.check import check_program, follow
+from arborcast.backends.programs.checking.memory import is_far
 from arborcast.backends.programs.program import GlobalProgram, Move, ProgramError, Span
 from arborcast.backends.programs.traffic import collective_of, routes, switch_of
 from arborcast.backends.programs.whereabouts import Moved, Versions
@@ -85,11 +86,11 @@ class _MovedVersions(Versions):
     def moved(self, rank: int, move: Move, read: list[int]) -> tuple[int, int]:
         """Messages in the rank's own memory as they are; of others, and for others, what they then have."""
         ends = zip(move.sources, read, strict=True)
-        made = [self.left(it.rank or 0, each) if move.leaves(it, rank) else each for it, each in ends]
+        made = [self.left(it.rank or 0, each) if is_far(it, rank, move) else each for it, each in ends]
         near = reduce(self.sum, made)
         if move.switch and move.sources[0].rank is not None:
             near = self._by_switch(move.sources, near)
-        far = [span for span in move.targets if move.leaves(span, rank)]
+        far = [span for span in move.targets if is_far(span, rank, move)]
         message = self.left(rank, near) if far else near
         if move.switch and far:
             message = self._by_switch(far, message)

@@ -217,10 +217,6 @@ class Move:
         """Chunks that it handles."""
         return self.sources[0].count
 
-    def leaves(self, span: Span, rank: int) -> bool:
-        """Whether a span is of another rank than the one that does it, or reached by a switch."""
-        return span.rank is not None and (self.switch or span.rank != rank)
-
     def between(self, rank: int) -> Iterator[tuple[int, int]]:
         """From which rank to which its chunks pass where this one does it; of what a switch does nothing."""
         for spans, reads in ((self.sources, True), (self.targets, False)):

@@ -132,6 +132,11 @@ def wanted(program: GlobalProgram, rank: int) -> list[Value | None]:  # noqa: PL
             return [(chunk, 1 << (chunk // block)) for chunk in range(size)]
 
 
+def is_far(span: Span, rank: int, move: Move) -> bool:
+    """Whether a span of a move is of another rank than the one that does it, or reached by a switch."""
+    return span.rank is not None and (move.switch or span.rank != rank)
+
+
 class Values:
     """Values by number, and what operations make of them; sums of two are worked out once.
 

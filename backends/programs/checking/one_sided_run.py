@@ -27,7 +27,7 @@ from typing import TypeAlias
 import numpy as np
 
 from arborcast.backends.programs.checking.execution import Access, Clash, Clock, Execution, Waiting
-from arborcast.backends.programs.checking.memory import UNDEFINED, Values
+from arborcast.backends.programs.checking.memory import UNDEFINED, Values, is_far
 from arborcast.backends.programs.program import (
     Acquire,
     Barrier,
@@ -291,7 +291,7 @@ class OneSidedExecution(Execution):
             read, made_of = self._read_all(rank, access, clock, move, sources)
             made = self._values.moved(rank, move, read)
             for (owner, cells), span in zip(targets, move.targets, strict=True):
-                cell, value = cells[offset], made[move.leaves(span, rank)]
+                cell, value = cells[offset], made[is_far(span, rank, move)]
                 if span.packets and (owner, cell, "packets") in self._packets:
                     if value != self._cells[owner][cell]:
                         name = self._named(stream, self._place[stream])
