@@ -8,15 +8,15 @@ schedules has the last word.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import reduce
 
-from arborcast.backends.programs.checking.check import check_program, execute
-from arborcast.backends.programs.checking.memory import buffers, given, wanted
-from arborcast.backends.programs.program import Code, GlobalProgram, Memory, Move, ProgramError, Span, Step
+from arborcast.backends.programs.checking.check import check_program, follow
+from arborcast.backends.programs.checking.memory import is_far
+from arborcast.backends.programs.program import GlobalProgram, Move, ProgramError, Span
 from arborcast.backends.programs.traffic import collective_of, routes, switch_of
-from arborcast.backends.programs.whereabouts import Moved, Value, Whereabouts, total
+from arborcast.backends.programs.whereabouts import Moved, Versions
 from arborcast.synth.collective import Kind
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Topology
@@ -32,10 +32,9 @@ def as_schedule(program: GlobalProgram, topology: Topology) -> Schedule:
     verdict = check_program(program, max_errors=1)
     if not verdict.correct:
         raise ProgramError(f"the program is not correct: {verdict.errors[0]}")
-    program = program.unrolled()
-    replayed = _Replay(program, topology)
-    replayed.run()
-    return put_together(program, topology, replayed.transfers())
+    versions = _MovedVersions(program.ranks, topology)
+    follow(program, versions)
+    return put_together(program, topology, versions.transfers())
 
 
 def put_together(
@@ -77,90 +76,31 @@ def put_together(
     return schedule
 
 
-class _Replay:
-    """What stands in every chunk of memory while the program runs."""
+class _MovedVersions(Versions):
+    """Those that a program moves on a topology."""
 
-    def __init__(self, program: GlobalProgram, topology: Topology) -> None:
-        self._program = program
+    def __init__(self, ranks: int, topology: Topology) -> None:
+        super().__init__(ranks)
         self._topology = topology
-        self._where = Whereabouts()
-        self._layout = [buffers(program, rank, in_place=program.in_place) for rank in range(program.ranks)]
-        self._held: dict[tuple[int, int, bool], Value | None] = {}
-        for rank in range(program.ranks):
-            for chunk, value in enumerate(given(program, rank)):
-                if value is not None:
-                    self._held[self._cell(rank, Span(Memory.INPUT, chunk), 0)] = self._where.give(
-                        rank, value[0]
-                    )
 
-    def run(self) -> None:
-        """All steps or moves, in an order in which they may end."""
-        program = self._program
-        sent: dict[tuple[int | None, int | None, int], deque[list[Value | None]]] = defaultdict(deque)
-        for rank, block, operation in execute(program, in_place=program.in_place).done:
-            if isinstance(operation, Move):
-                for offset in range(operation.count):
-                    self._move(rank, operation, offset)
-                continue
-            come = block.receive, rank, block.channel
-            messages = sent[come].popleft() if operation.code.receives else []
-            passed = self._step(rank, operation, messages)
-            if operation.code.sends:
-                sent[rank, block.send, block.channel].append(
-                    [self._where.leave(rank, result) for result in passed]
-                )
-
-    def _step(self, rank: int, step: Step, messages: Sequence[Value | None]) -> list[Value | None]:
-        """What a step makes of a message: it writes that, or sends it."""
-        results = []
-        for offset in range(step.count):
-            read = [self._at(rank, step.source, offset)] if step.code.reads and step.source else []
-            if step.code is Code.REDUCE and step.target is not None:
-                read.append(self._at(rank, step.target, offset))
-            results.append(total([*read, *messages[offset : offset + 1]]))
-        for offset, result in enumerate(results) if step.target is not None else ():
-            self._held[self._cell(rank, step.target, offset)] = result  # type: ignore[arg-type]
-        return results
-
-    def transfers(self) -> dict[int, tuple[Moved, ...]]:
-        """Of each part of the data, once outputs are read."""
-        for rank in range(self._program.ranks):
-            for chunk, value in enumerate(wanted(self._program, rank)):
-                held = self._at(rank, Span(Memory.OUTPUT, chunk), 0)
-                if value is not None and held is not None:
-                    self._where.settle(rank, held)
-        return self._where.transfers()
-
-    def _move(self, rank: int, move: Move, offset: int) -> None:
-        near = {None} if move.switch else {None, rank}
-        read = []
-        for span in move.sources:
-            owner = rank if span.rank is None else span.rank
-            value = self._at(owner, span, offset)
-            # Messages in its own memory as they are; of others what they then have.
-            read.append(value if span.rank in near else self._where.leave(owner, value))
-        far = [span for span in move.targets if span.rank not in near]
-        adds = move.switch and move.sources[0].rank is not None
-        value = self._by_switch(move.sources, read) if adds else total(read)
-        message = self._where.leave(rank, value) if far else None
+    def moved(self, rank: int, move: Move, read: list[int]) -> tuple[int, int]:
+        """Messages in the rank's own memory as they are; of others, and for others, what they then have."""
+        ends = zip(move.sources, read, strict=True)
+        made = [self.left(it.rank or 0, each) if is_far(it, rank, move) else each for it, each in ends]
+        near = reduce(self.sum, made)
+        if move.switch and move.sources[0].rank is not None:
+            near = self._by_switch(move.sources, near)
+        far = [span for span in move.targets if is_far(span, rank, move)]
+        message = self.left(rank, near) if far else near
         if move.switch and far:
-            message = self._by_switch(far, [message])
-            if message is not None and any(span.rank == rank for span in far):
-                self._where.settle(rank, message)  # it comes back, whether it is read or not
-        for span in move.targets:
-            owner = rank if span.rank is None else span.rank
-            self._held[self._cell(owner, span, offset)] = message if span in far else value
+            message = self._by_switch(far, message)
+            if any(span.rank == rank for span in far):
+                self.settle(rank, message)  # it comes back, whether it is read or not
+        return near, message
 
-    def _by_switch(self, spans: Sequence[Span], values: Sequence[Value | None]) -> Value | None:
+    def _by_switch(self, spans: Sequence[Span], message: int) -> int:
         """What a switch passes on of the sum of some messages."""
-        switch = switch_of(self._topology, (span.rank or 0 for span in spans))
-        return self._where.leave(switch, total(values))
-
-    def _at(self, rank: int, span: Span, offset: int) -> Value | None:
-        return self._held.get(self._cell(rank, span, offset))
-
-    def _cell(self, rank: int, span: Span, offset: int) -> tuple[int, int, bool]:
-        return rank, self._layout[rank].start[span.memory] + span.start + offset, span.packets
+        return self.left(switch_of(self._topology, (span.rank or 0 for span in spans)), message)
 
 
 def _ends(program: GlobalProgram, part: int, moves: Sequence[Moved]) -> tuple[int, int | None]:

@@ -6,38 +6,35 @@ every stop, or by priorities that are drawn now and then, so that some are very 
 steps acts as one thread. One of puts and signals has a few, each with elements of its own; its proxies do
 what they are told at any time later, and ranks begin their next call once they have ended one. Loops go
 through two pieces of a chunk. With the checker, whose verdicts it can show to be wrong, it shares only what
-collectives ask of buffers.
+collectives ask of buffers, and which signals and semaphores an operation counts.
 """
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from arborcast.backends.programs.block_tasks import BlockTasks, BlockThread, Task
 from arborcast.backends.programs.checking.memory import Value, buffers, given, wanted
 from arborcast.backends.programs.limits import fifo_of
 from arborcast.backends.programs.program import (
     Acquire,
-    Barrier,
     Code,
     Connection,
-    Flush,
     GlobalProgram,
     Memory,
     Move,
     ProgramError,
     Release,
-    Signal,
     Span,
     Step,
-    Synchronize,
-    Wait,
 )
 from arborcast.synth.nccl_protocol import Protocol
 
@@ -52,7 +49,12 @@ _HALF = 0.5
 _NOW_AND_THEN = 0.1
 
 Array = npt.NDArray[np.int64]
-Task = Generator[Callable[[], bool] | None, None, None]
+
+_Link: TypeAlias = tuple[int | None, int | None, int]
+"""Sender, receiver and channel."""
+
+_STEPS = 32
+"""Bits for the steps of a block, where the loops in which they were done are counted, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,22 +103,30 @@ def interpret(
     together = 1 if loops > 1 else together
     if program.loops:
         program = program.unrolled(2, Fraction(min(loop.piece_bytes for loop in program.loops)))
+    for rank, _, _, operation in program.operations:
+        known = len(program.parts[rank].semaphores)
+        if isinstance(operation, (Acquire, Release)) and (most := max(operation.semaphores)) >= known:
+            raise ProgramError(f"rank {rank}: semaphore {most} must be below {known}, of which there are")
     return _Machine(program, in_place, seed, elements, calls, loops, together).run()
 
 
 def run_in_any_order(
-    new: list[Task], chance: random.Random, goes_on: Callable[[], bool] = lambda: True
-) -> int:
-    """Let tasks go on in random order until all have ended or none can; how many then wait for ever.
+    new: list[Task],
+    counts: Mapping[Hashable, int],
+    chance: random.Random,
+    goes_on: Callable[[], bool],
+) -> None:
+    """Let tasks go on in random order until all have ended or none can.
 
     Args:
         new: the tasks; more may be put there while others run.
+        counts: what happened how often: tasks wait until something did, for what they ask, or for nothing.
         chance: draws who goes on, anew at each stop or by priorities that change now and then.
         goes_on: false once enough has happened.
     """
     uniform, draw = chance.random() < _HALF, chance.random
-    waiting: list[tuple[Task, Callable[[], bool] | None]] = []
-    stalled: list[tuple[Task, Callable[[], bool] | None]] = []
+    waiting: list[tuple[Task, Any]] = []
+    stalled: list[tuple[Task, Any]] = []
     progress = True
     while goes_on():
         if new:
@@ -125,15 +135,15 @@ def run_in_any_order(
             chance.shuffle(waiting)
         if not waiting:
             if not progress or not stalled:
-                return len(stalled)
+                return
             waiting, stalled, progress = stalled, [], False
             chance.shuffle(waiting)
         if uniform:
             at = int(draw() * len(waiting))
             waiting[at], waiting[-1] = waiting[-1], waiting[at]
-        task, ready = waiting.pop()
-        if ready is not None and not ready():
-            stalled.append((task, ready))
+        task, until = waiting.pop()
+        if until is not None and not (until() if callable(until) else counts[until[0]] >= until[1]):
+            stalled.append((task, until))
             continue
         progress = True
         try:
@@ -142,7 +152,6 @@ def run_in_any_order(
             continue
         if not uniform and draw() < _NOW_AND_THEN:
             chance.shuffle(waiting)
-    return 0
 
 
 def expected_outputs(program: GlobalProgram, data: Sequence[Array]) -> list[Array | None]:
@@ -167,44 +176,7 @@ def expected_outputs(program: GlobalProgram, data: Sequence[Array]) -> list[Arra
     return [np.stack(list(map(total, values))) if values else None for values in wants]
 
 
-class _SlotQueue:
-    """Parts of messages on their way; a slot is free again when what was in it has been worked in."""
-
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self.parts: deque[Array] = deque()
-        self.held = 0
-
-    @property
-    def has_room(self) -> bool:
-        return len(self.parts) + self.held < self.depth
-
-    def take(self) -> Array:
-        self.held += 1
-        return self.parts.popleft()
-
-
-class _Proxy:
-    """What a proxy was told to do, and how much of it is done."""
-
-    def __init__(self) -> None:
-        self.queue: deque[Callable[[], None]] = deque()
-        self.told = 0
-        self.done = 0
-
-    def tell(self, what: Callable[[], None]) -> None:
-        self.queue.append(what)
-        self.told += 1
-
-    def task(self) -> Task:
-        """Never ends."""
-        while True:
-            yield lambda: bool(self.queue)
-            self.queue.popleft()()
-            self.done += 1
-
-
-class _Machine:
+class _Machine(BlockTasks):
     def __init__(
         self,
         program: GlobalProgram,
@@ -215,13 +187,12 @@ class _Machine:
         loops: int,
         together: int,
     ) -> None:
-        self._program = program
+        super().__init__(program, THREADS if program.one_sided else 1)
         self._seed = seed
         self._elements = elements
         self._calls = calls
         self._loops = loops
         self._together = together
-        self._threads = THREADS if program.one_sided else 1
         self._random = random.Random(seed)
         self._layout = [buffers(program, rank, in_place=in_place) for rank in range(program.ranks)]
         self._memory = [self._buffers(rank) for rank in range(program.ranks)]
@@ -229,31 +200,25 @@ class _Machine:
         self._scratch = [self._data(rank, -1, shape) for rank, shape in enumerate(shapes)]
         self._packets = [np.zeros(shape, dtype=np.int64) for shape in shapes]
         self._flags = [np.zeros(shape, dtype=np.int64) for shape in shapes]
-        self._posted = [[(-1, 0, 0)] * len(part.blocks) for part in program.parts]
-        self._shape = fifo_of(program.protocol)
-        self._fifos: dict[tuple[int, int, int], _SlotQueue] = {}
-        self._signals: dict[tuple[object, ...], int] = defaultdict(int)
-        self._waits: dict[tuple[object, ...], int] = defaultdict(int)
-        self._semaphores = [list(part.semaphores) for part in program.parts]
-        self._barriers: dict[tuple[int, int], int] = defaultdict(int)
-        self._proxies: dict[tuple[int, int, int], _Proxy] = {}
+        self._fifo = fifo_of(program.protocol)
+        self._parts: dict[_Link, deque[Array]] = defaultdict(deque)  # of messages on their way
         self._new: list[Task] = [self._rank(rank) for rank in range(program.ranks)]
         self._running = program.ranks
-        self._open: set[tuple[int, int, int]] = set()  # rank, block, thread
+        self._open: set[BlockThread] = set()
         self._wrong = 0
         self._results: dict[int, list[Array | None]] = {}
 
     def run(self) -> Interpretation:
         """Until all ranks have ended all calls, or nobody can go on."""
         try:
-            run_in_any_order(self._new, self._random, lambda: self._running > 0)
+            run_in_any_order(self._new, self.counts, self._random, lambda: self._running > 0)
         except (ValueError, IndexError):  # of numpy
             return Interpretation(self._wrong, "what an operation reads and what it writes differ in length")
         if self._running:
-            blocks = sum(len(part.blocks) for part in self._program.parts)
-            waiting = {(rank, number) for rank, number, _ in self._open}
+            blocks = sum(len(part.blocks) for part in self.program.parts)
+            waiting = {by[:2] for by in self._open}
             return Interpretation(self._wrong, f"{len(waiting)} of {blocks} blocks wait for ever")
-        left = sum(len(fifo.parts) for fifo in self._fifos.values())
+        left = sum(map(len, self._parts.values()))
         return Interpretation(self._wrong, f"{left} parts of messages were never received" if left else None)
 
     # ---- ranks and their memory
@@ -265,14 +230,11 @@ class _Machine:
             for buffer in memory.values():
                 buffer[:] = self._data(rank, -2 - call, buffer.shape)
             memory[Memory.INPUT][:] = self._given(rank, call)
-            blocks = self._program.parts[rank].blocks
-            threads = range(self._threads)
-            left = {(rank, number, thread) for number in range(len(blocks)) for thread in threads}
+            blocks = range(len(self.program.parts[rank].blocks))
+            left = {BlockThread(rank, at, thread, call) for at in blocks for thread in range(self.threads)}
             self._open |= left
-            for number in range(len(blocks)):
-                arrived = [0] * self._threads
-                self._new += [self._thread(rank, number, call, thread, arrived) for thread in threads]
-            yield lambda left=left: self._open.isdisjoint(left)  # type: ignore[misc]
+            self._new += map(self._thread, sorted(left))
+            yield lambda left=left: self._open.isdisjoint(left)
             expected = self._expected(rank, call)
             if expected is not None:
                 self._wrong += int(np.count_nonzero(memory[Memory.OUTPUT] != expected))
@@ -297,8 +259,8 @@ class _Machine:
 
     def _expected(self, rank: int, call: int) -> Array | None:
         if call not in self._results:
-            data = [self._given(other, call) for other in range(self._program.ranks)]
-            self._results[call] = expected_outputs(self._program, data)
+            data = [self._given(other, call) for other in range(self.program.ranks)]
+            self._results[call] = expected_outputs(self.program, data)
         return self._results[call][rank]
 
     def _rows(self, rank: int, call: int, span: Span, *, flags: bool = False) -> Array:
@@ -307,7 +269,7 @@ class _Machine:
         if span.memory is not Memory.SCRATCH:
             rows = self._memory[owner][span.memory]
         else:
-            half = call % 2 if self._program.double_scratch else 0
+            half = call % 2 if self.program.double_scratch else 0
             rows = (self._flags if flags else self._packets if span.packets else self._scratch)[owner][half]
         if not 0 <= span.start <= span.start + span.count <= len(rows):
             raise ProgramError(f"rank {rank}: {span} is beyond the {len(rows)} chunks of {span.memory}")
@@ -315,168 +277,117 @@ class _Machine:
 
     # ---- thread blocks
 
-    def _thread(self, rank: int, number: int, call: int, thread: int, arrived: list[int]) -> Task:
-        block = self._program.parts[rank].blocks[number]
-        ends = block.connections
-
-        def meet() -> Callable[[], bool]:
-            arrived[thread] += 1
-            goal = arrived[thread]
-            return lambda: min(arrived) >= goal
-
-        for loop, (place, operation) in (
-            (loop, one) for loop in range(self._loops) for one in enumerate(block.operations)
-        ):
-            yield None
-            match operation:
-                case Step():
-                    yield from self._step(rank, number, operation, call, loop)
+    def _thread(self, by: BlockThread) -> Task:
+        operations = self.program.parts[by.rank].blocks[by.block].operations
+        for loop in range(by.call * self._loops, (by.call + 1) * self._loops):
+            for place, operation in enumerate(operations):
+                yield None
+                if isinstance(operation, Step):
+                    yield from self._step(by, operation, loop)
                     if operation.posts:
-                        self._posted[rank][number] = (call, loop, place)
-                case Synchronize():
-                    yield meet()
-                case Barrier(number=barrier, blocks=blocks):
-                    yield meet()
-                    if not thread:
-                        key = rank, barrier
-                        self._barriers[key] += 1
-                        goal = -(-self._barriers[key] // blocks) * blocks
-                        yield lambda key=key, goal=goal: self._barriers[key] >= goal  # type: ignore[misc]
-                    yield meet()
-                case Signal(channels=channels) | Wait(channels=channels) | Flush(channels=channels):
-                    for channel in channels[thread :: self._threads]:
-                        yield self._control(rank, ends[channel], operation)
-                case Acquire(semaphores=semaphores) | Release(semaphores=semaphores):
-                    for semaphore in semaphores[thread :: self._threads]:
-                        yield self._count(rank, semaphore, isinstance(operation, Release))
-                case Move(channel=None):
-                    yield from self._move(rank, call, thread, operation)
-                case Move(channel=channel) if operation.thread % THREADS == thread and channel is not None:
-                    proxy = self._proxy(rank, ends[channel])
-                    proxy.tell(lambda move=operation: self._copy(rank, call, move))  # type: ignore[misc]
-        self._open.discard((rank, number, thread))
+                        self.counts["posted", by.rank, by.block] = (loop << _STEPS) + place + 1
+                else:
+                    yield from self.operation(by, operation)
+        self._open.discard(by)
 
     # ---- two-sided steps
 
-    def _step(self, rank: int, number: int, step: Step, call: int, loop: int) -> Task:
-        posted = self._posted[rank]
+    def _step(self, by: BlockThread, step: Step, loop: int) -> Task:
         for after in step.after:
-            goal = call, loop, after.step
-            yield lambda at=after.block, goal=goal: at < len(posted) and posted[at] >= goal  # type: ignore[misc]
+            yield ("posted", by.rank, after.block), (loop << _STEPS) + after.step + 1
         for first in range(0, step.count, self._together):
             source, target = (
-                None if span is None else self._part(self._rows(rank, call, span), first, loop)
+                None if span is None else self._part(self._rows(by.rank, by.call, span), first, loop)
                 for span in (step.source, step.target)
             )
-            yield from self._message(rank, number, step.code, source, target)
+            yield from self._message(by, step.code, source, target)
 
     def _part(self, rows: Array, first: int, loop: int) -> Array:
         """The elements of a message: whole chunks, or a part of one."""
         if self._loops == 1:
             return rows[first : first + self._together].reshape(-1)
+        loop %= self._loops
         return rows[first, self._elements * loop // self._loops : self._elements * (loop + 1) // self._loops]
 
-    def _message(
-        self, rank: int, number: int, code: Code, source: Array | None, target: Array | None
-    ) -> Task:
-        """One message of a step, in the parts in which it passes a FIFO."""
-        block = self._program.parts[rank].blocks[number]
-        early = self._program.protocol is not Protocol.SIMPLE
-        come = self._fifo(block.receive, rank, block.channel) if code.receives else None
-        go = self._fifo(rank, block.send, block.channel) if code.sends else None
+    def _message(self, by: BlockThread, code: Code, source: Array | None, target: Array | None) -> Task:
+        """One message of a step, in the parts in which it passes a FIFO.
+
+        A slot is free again once what was in it is worked in; where nobody is at the other end, none is.
+        """
+        block = self.program.parts[by.rank].blocks[by.block]
+        early = self.program.protocol is not Protocol.SIMPLE
+        come = (block.receive, by.rank, block.channel) if code.receives else None
+        go = (by.rank, block.send, block.channel) if code.sends else None
+        depth = 0 if block.send is None else self._fifo.depth
         length = next(len(row) for row in (source, target) if row is not None)
-        parts = self._shape.parts
+        parts = self._fifo.parts
         for part in range(parts):
             span = slice(length * part // parts, length * (part + 1) // parts)
             if go is not None:
-                yield lambda: go.has_room
+                key, goal = self.next(("freed", go))
+                yield key, goal - depth
             value = None
             if source is not None and early:
                 value = source[span].copy()
                 yield None
             if come is not None:
-                yield lambda: bool(come.parts)
+                yield self.next(("sent", come))
             if source is not None and not early:
                 value = source[span].copy()
             if come is not None:
-                message = come.take()
+                message = self._parts[come].popleft()
                 value = message if value is None else value + message
             assert value is not None, "a step reads or receives"
             if code is Code.REDUCE and target is not None:
                 value = value + target[span]
             yield None
             if go is not None and early:
-                go.parts.append(value)
+                self._send(go, value)
                 yield None
             if target is not None:
                 target[span] = value
                 yield None
             if come is not None:
-                come.held -= 1
+                self.tell(("freed", come))
             if go is not None and not early:
-                go.parts.append(value)
+                self._send(go, value)
 
-    def _fifo(self, sender: int | None, receiver: int | None, channel: int) -> _SlotQueue:
-        if sender is None or receiver is None:
-            return _SlotQueue(0)  # nobody at the other end
-        return self._fifos.setdefault((sender, receiver, channel), _SlotQueue(self._shape.depth))
+    def _send(self, link: _Link, value: Array) -> None:
+        self._parts[link].append(value)
+        self.tell(("sent", link))
 
     # ---- puts and signals
 
-    def _control(
-        self, rank: int, end: Connection, operation: Signal | Wait | Flush
-    ) -> Callable[[], bool] | None:
-        """A signal, a wait or a flush of one thread; what it waits for."""
-        if isinstance(operation, Wait):
-            key = (end.peer, rank, end.kind, end.number)
-            self._waits[key] += 1
-            goal = self._waits[key]
-            return lambda: self._signals[key] >= goal
-        if isinstance(operation, Flush):
-            proxy = self._proxy(rank, end)
-            told = proxy.told
-            return lambda: proxy.done >= told
-        key = (rank, end.peer, end.kind, end.number)
+    def start(self, task: Task) -> None:
+        """Let a proxy go on beside the others."""
+        self._new.append(task)
 
-        def signal() -> None:
-            self._signals[key] += 1
+    def signal(self, by: BlockThread, end: Connection, proxy: Hashable | None) -> None:
+        """There at once: proxies are late in all that they do."""
+        self.tell((by.rank, end.peer, end.kind, end.number))
 
-        if end.kind == "port":
-            self._proxy(rank, end).tell(signal)
-        else:
-            signal()
-        return None
-
-    def _count(self, rank: int, semaphore: int, release: bool) -> Callable[[], bool] | None:
-        """One more or one less; what the thread waits for."""
-        values = self._semaphores[rank]
-        if not 0 <= semaphore < len(values):
-            raise ProgramError(
-                f"rank {rank}: semaphore {semaphore} must be below {len(values)}, of which there are"
-            )
-        old = values[semaphore]
-        values[semaphore] += 1 if release else -1
-        return None if release or old > 0 else lambda: values[semaphore] >= old
-
-    def _proxy(self, rank: int, end: Connection) -> _Proxy:
-        key = rank, end.peer, end.number
-        if key not in self._proxies:
-            self._proxies[key] = _Proxy()
-            self._new.append(self._proxies[key].task())
-        return self._proxies[key]
+    def put(self, by: BlockThread, move: Move, proxy: Hashable | None) -> Task:
+        """A thread's elements; all that a proxy copies, packets with their flags as they are."""
+        if proxy is None:
+            yield from self._move(by.rank, by.call, by.number, move)
+            return
+        for flags in (False, True) if move.packets else (False,):
+            source = self._rows(by.rank, by.call, move.sources[0], flags=flags)
+            for target in move.targets:
+                self._rows(by.rank, by.call, target, flags=flags)[:] = source
 
     def _move(self, rank: int, call: int, thread: int, move: Move) -> Task:
         """A thread's elements of a move, chunk by chunk."""
         unit = _PACKED if move.packets else _PLAIN
         for offset in range(move.count):
             place = offset * self._elements + np.arange(self._elements)
-            mine = np.flatnonzero(place // unit % self._threads == thread)
+            mine = np.flatnonzero(place // unit % self.threads == thread)
             value: Array | None = None
             for source in move.sources:
                 row = self._rows(rank, call, source)[offset]
                 if source.packets:
                     flags = self._rows(rank, call, source, flags=True)[offset]
-                    yield lambda flags=flags, mine=mine: bool((flags[mine] == call + 1).all())  # type: ignore[misc]
+                    yield lambda flags=flags, mine=mine: bool((flags[mine] == call + 1).all())
                 else:
                     yield None
                 value = row[mine].copy() if value is None else value + row[mine]
@@ -486,10 +397,3 @@ class _Machine:
                 self._rows(rank, call, target)[offset][mine] = value
                 if target.packets:
                     self._rows(rank, call, target, flags=True)[offset][mine] = call + 1
-
-    def _copy(self, rank: int, call: int, move: Move) -> None:
-        """What a proxy does: packets with their flags as they are."""
-        for flags in (False, True) if move.packets else (False,):
-            source = self._rows(rank, call, move.sources[0], flags=flags)
-            for target in move.targets:
-                self._rows(rank, call, target, flags=flags)[:] = source

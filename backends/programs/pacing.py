@@ -11,36 +11,24 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Generator, Hashable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from itertools import pairwise
-from typing import TypeAlias
 
+from arborcast.backends.programs.block_tasks import BlockTasks, BlockThread, Task, Until
 from arborcast.backends.programs.program import (
-    Acquire,
-    Barrier,
     Connection,
-    Flush,
     GlobalProgram,
     Move,
     ProgramError,
-    Release,
-    Signal,
     Span,
     ThreadBlock,
-    Wait,
 )
 from arborcast.backends.programs.traffic import Traffic, Way, routes, switch_ways, traffic
 from arborcast.synth.certificate import Bound
 from arborcast.synth.topology import Hop, Topology
-
-Until: TypeAlias = int | tuple[Hashable, int]
-"""What is waited for: a time in the ticks of a run, or that something has happened so many times."""
-
-Task: TypeAlias = Generator[Until, None, None]
 
 PACKETS = 2
 """Packets are as many times the bytes of their data: flags stand beside them."""
@@ -107,7 +95,7 @@ def expected(
     return replace(found, rate=rate_of(program, topology)) if program.one_sided else found
 
 
-class _TimedRun:
+class _TimedRun(BlockTasks):
     def __init__(
         self,
         program: GlobalProgram,
@@ -116,7 +104,8 @@ class _TimedRun:
         *,
         latencies: bool = True,
     ) -> None:
-        self._program, self._topology = program, topology
+        super().__init__(program)
+        self._topology = topology
         latency = topology.latency_us if latencies else dict.fromkeys(paces, Fraction(0))
         # Whole ticks: sums of fractions would take most of the time.
         self._ticks = math.lcm(*(each.denominator for each in (*paces.values(), *latency.values())))
@@ -124,105 +113,55 @@ class _TimedRun:
         self._latency = {hop: int(each * self._ticks) for hop, each in latency.items()}
         self._ways: dict[Hop, Way] = {}
         self._free: dict[Hop, int] = defaultdict(int)
-        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._events: list[tuple[int, int, Task]] = []
         self._asked = self._open = 0
         self._now = 0
-        self._counts: dict[Hashable, int] = defaultdict(int)
-        self._taken: dict[Hashable, int] = defaultdict(int)
         self._waiting: dict[Hashable, list[tuple[int, Task]]] = defaultdict(list)
-        self._proxies: dict[Hashable, deque[Move | Connection]] = {}
 
     def run(self) -> Fraction:
         """The time of the last event, in the unit of the paces."""
-        for rank, part in enumerate(self._program.parts):
-            self._counts |= {(rank, at): value for at, value in enumerate(part.semaphores)}
-            for number, block in enumerate(part.blocks):
-                self._open += 1
-                self._go_on(self._block(rank, number, block))
+        for rank, number, block in self.program.blocks:
+            self._open += 1
+            self.start(self._block(BlockThread(rank, number), block))
         while self._events:
-            self._now, _, act = heapq.heappop(self._events)
-            act()
+            self._now, _, task = heapq.heappop(self._events)
+            self.start(task)
         if self._open:
-            raise ProgramError(f"{self._program.name}: {self._open} thread blocks wait for ever")
+            raise ProgramError(f"{self.program.name}: {self._open} thread blocks wait for ever")
         return Fraction(self._now, self._ticks)
 
-    def _at(self, time: int, act: Callable[[], None]) -> None:
-        self._asked += 1
-        heapq.heappush(self._events, (time, self._asked, act))
-
-    def _go_on(self, task: Task) -> None:
-        until = next(task, None)
+    def start(self, task: Task) -> None:
+        """Go on with a task until it waits: for a time in ticks, or for what is counted."""
+        until = next((it for it in task if it is not None), None)
         if isinstance(until, int):
-            self._at(until, partial(self._go_on, task))
+            self._at(until, task)
         elif until is not None:
-            key, goal = until
-            if self._counts[key] >= goal:
-                self._at(self._now, partial(self._go_on, task))
-            else:
-                self._waiting[key].append((goal, task))
+            self._wait(task, *until)
 
-    def _tell(self, key: Hashable) -> None:
+    def tell(self, key: Hashable) -> None:
         """Something has happened once more."""
-        self._counts[key] += 1
-        waiting = self._waiting.pop(key, [])
-        for goal, task in waiting:
-            if self._counts[key] >= goal:
-                self._at(self._now, partial(self._go_on, task))
-            else:
-                self._waiting[key].append((goal, task))
+        super().tell(key)
+        for goal, task in self._waiting.pop(key, []):
+            self._wait(task, key, goal)
 
-    def _next(self, key: Hashable) -> tuple[Hashable, int]:
-        """That it happens once more than was waited for until now."""
-        self._taken[key] += 1
-        return key, self._taken[key]
+    def _wait(self, task: Task, key: Hashable, goal: int) -> None:
+        if self.counts[key] >= goal:
+            self._at(self._now, task)
+        else:
+            self._waiting[key].append((goal, task))
 
-    def _block(self, rank: int, place: int, block: ThreadBlock) -> Task:  # noqa: PLR0912  (a table of cases)
-        ends, stream = block.connections, ("block", rank, place)
+    def _at(self, time: int, task: Task) -> None:
+        self._asked += 1
+        heapq.heappush(self._events, (time, self._asked, task))
+
+    def _block(self, by: BlockThread, block: ThreadBlock) -> Task:
         for operation in block.operations:
-            match operation:
-                case Move(channel=None):
-                    yield from self._put(rank, operation, stream)
-                case Move(channel=channel) if channel is not None:
-                    self._told(rank, ends[channel], operation)
-                case Signal(channels=channels):
-                    for end in (ends[at] for at in channels):
-                        if end.kind == "port":
-                            self._told(rank, end, end)
-                        else:
-                            self._go_on(self._signal(rank, end, stream))
-                case Wait() | Acquire():
-                    for counted in block.takes(rank, operation):
-                        yield self._next(counted)
-                case Flush(channels=channels):
-                    for end in (ends[at] for at in channels):
-                        proxy = rank, end.peer, end.number
-                        yield ("done", proxy), self._counts["told", proxy]
-                case Release():
-                    for counted in block.posts(rank, operation):
-                        self._tell(counted)
-                case Barrier(number=number, blocks=blocks):
-                    key = "barrier", rank, number
-                    self._tell(key)
-                    yield key, -(-self._counts[key] // blocks) * blocks
+            yield from self.operation(by, operation)
         self._open -= 1
 
-    def _told(self, rank: int, end: Connection, what: Move | Connection) -> None:
-        proxy = rank, end.peer, end.number
-        if proxy not in self._proxies:
-            self._proxies[proxy] = deque()
-            self._go_on(self._proxy(rank, proxy))
-        self._proxies[proxy].append(what)
-        self._tell(("told", proxy))
-
-    def _proxy(self, rank: int, proxy: Hashable) -> Task:
-        while True:
-            yield self._next(("told", proxy))
-            what = self._proxies[proxy].popleft()
-            if isinstance(what, Move):
-                yield from self._put(rank, what, proxy)
-            else:
-                self._go_on(self._signal(rank, what, proxy))
-            self._tell(("done", proxy))
+    def signal(self, by: BlockThread, end: Connection, proxy: Hashable | None) -> None:
+        """Send it on its way."""
+        self.start(self._signal(by.rank, end, proxy or by))
 
     def _signal(self, rank: int, end: Connection, stream: Hashable) -> Task:
         """A signal on its way, behind all puts of its block or proxy; where it has none, back on theirs."""
@@ -231,24 +170,25 @@ class _TimedRun:
         except ProgramError:
             way = self._way(end.peer, rank)
         soonest = self._now + self._latency_of(way)
-        yield ("landed", stream), self._taken["put", stream]
+        yield ("landed", stream), self.taken["put", stream]
         yield max(soonest, self._now)
-        self._tell((rank, end.peer, end.kind, end.number))
+        self.tell((rank, end.peer, end.kind, end.number))
 
-    def _put(self, rank: int, move: Move, stream: Hashable) -> Task:
+    def put(self, by: BlockThread, move: Move, proxy: Hashable | None) -> Task:
         """All of a move, until its bytes have left."""
-        for span in (span for span in move.sources if span.packets and move.channel is None):
+        rank, stream = by.rank, proxy or by
+        for span in (span for span in move.sources if span.packets and proxy is None):
             for cell in _cells(rank, span):
                 yield cell, 1
-        self._taken["put", stream] += 1
+        _, number = self.next(("put", stream))
         ways = self._ways_of(rank, move)
         parts = [self._pass(way, move.count * (PACKETS if move.packets else 1)) for way in ways]
-        arrived = ("arrived", stream, self._taken["put", stream])
+        arrived = ("arrived", stream, number)
         left = self._now
         for part in parts:
             left = max(left, next(part))
-            self._go_on(self._arrival(part, arrived))
-        self._go_on(self._landing(rank, move, stream, (arrived, len(parts))))
+            self.start(self._arrival(part, arrived))
+        self.start(self._landing(rank, move, stream, number, (arrived, len(parts))))
         yield left
 
     def _pass(self, way: Way, chunks: int) -> Generator[int, None, None]:
@@ -267,17 +207,16 @@ class _TimedRun:
 
     def _arrival(self, part: Generator[int, None, None], arrived: Hashable) -> Task:
         yield from part
-        self._tell(arrived)
+        self.tell(arrived)
 
-    def _landing(self, rank: int, move: Move, stream: Hashable, until: Until) -> Task:
+    def _landing(self, rank: int, move: Move, stream: Hashable, number: int, until: Until) -> Task:
         """What is true once all of a move has arrived, after what came before it."""
-        number = self._taken["put", stream]
         yield until
         for span in (span for span in move.targets if span.packets):
             for cell in _cells(rank, span):
-                self._tell(cell)
+                self.tell(cell)
         yield ("landed", stream), number - 1
-        self._tell(("landed", stream))
+        self.tell(("landed", stream))
 
     def _ways_of(self, rank: int, move: Move) -> Iterator[Way]:
         """The links that each part of a move passes."""

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arborcast.backends.programs.as_schedule import put_together
-from arborcast.backends.programs.checking.memory import given, undivided, wanted
+from arborcast.backends.programs.checking.memory import UNDEFINED, given, undivided, wanted
 from arborcast.backends.programs.program import (
     GlobalProgram,
     ProgramError,
@@ -27,7 +27,7 @@ from arborcast.backends.programs.program import (
     WrongProgramError,
     root_of_file,
 )
-from arborcast.backends.programs.whereabouts import Value, Whereabouts, total
+from arborcast.backends.programs.whereabouts import Versions
 from arborcast.synth.collective import Kind
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.schedule import Schedule
@@ -52,8 +52,13 @@ class _Tensor(NamedTuple):
     is_data: bool
 
 
-_ZERO, _UNKNOWN = 0, 1
-"""Numbers of values: that of zeros, and that of what is no sum of one part of the data."""
+class _Elements(Versions):
+    """Of data, where what nobody gave are zeros."""
+
+    def sum(self, first: int, second: int) -> int:
+        """The number of what adding two values gives."""
+        return first + second if UNDEFINED in {first, second} else super().sum(first, second)
+
 
 _TYPE = re.compile(r"tensor<((?:\d+x)*)([a-z]+\d+\w*)>")
 _HEAD = re.compile(r'\s*(?:%(\w+) = )?"?(?:stablehlo\.)?([a-z_]+(?:\.[a-z_]+)?)\b')
@@ -116,8 +121,9 @@ def read(
                 what = f"rank {rank}: the result must have {len(should)} elements, has {len(numbers)}"
                 raise WrongProgramError(what)
             for element, value in enumerate(should):
-                run.settle(rank, numbers[element], value, f"rank {rank}: element {element} of the result")
-        return put_together(program, topology, run.where.transfers())
+                if wrong := run.elements.unlike(rank, value, numbers[element]):
+                    raise WrongProgramError(f"rank {rank}: element {element} of the result {wrong}")
+        return put_together(program, topology, run.elements.transfers())
     except ProgramError as error:
         raise type(error)(f"{place}: {error}") from error
 
@@ -139,11 +145,8 @@ class _Run:
     """A run of a text on all ranks; errors are those of `read`."""
 
     def __init__(self, text: str, ranks: int) -> None:
-        self.where = Whereabouts()
+        self.elements = _Elements(ranks)
         self._ranks = ranks
-        self._values: list[tuple[Value, int] | None] = [None, None]
-        self._numbers: dict[tuple[Value, int], int] = {}
-        self._sums: dict[tuple[int, int], int] = {}
         self._left = MOST_STATEMENTS
         self._functions: dict[str, Lines] = {}
         lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.startswith(" ")]
@@ -172,11 +175,11 @@ class _Run:
         Args:
             start: for each rank those that it has at first: the part, and whose contributions as bits.
         """
-        held = np.full((self._ranks, math.prod(self.shape)), _UNKNOWN)
+        held = np.full((self._ranks, math.prod(self.shape)), self.elements.unknown)
         for rank, values in enumerate(start):
             for at, value in enumerate(values):
                 if value is not None:
-                    held[rank, at] = self._number(self.where.give(rank, value[0]), value[1])
+                    held[rank, at] = self.elements.given(rank, value)
         tensor = _Tensor(held.reshape(self._ranks, *self.shape), True)
         try:
             (result,) = self._call(self._functions["main"], [tensor], 0)
@@ -185,18 +188,6 @@ class _Run:
         except ValueError as error:
             raise ProgramError("@main must have one argument and one result") from error
         return result.of_ranks.reshape(self._ranks, -1)
-
-    def settle(self, rank: int, number: int, should: tuple[int, int] | None, what: str) -> None:
-        """Take a value for a part of a rank's result."""
-        value, mask = self._values[number] or (None, 0)
-        if should is None:
-            return
-        if value is None or (value.part, mask) != should:
-            got = "no sum of one part" if value is None else f"part {value.part} of ranks {_members(mask)}"
-            raise WrongProgramError(
-                f"{what} must be part {should[0]} of ranks {_members(should[1])}, got {got}"
-            )
-        self.where.settle(rank, value)
 
     def _call(self, function: Lines, operands: Sequence[_Tensor], depth: int) -> list[_Tensor]:
         """What a function returns, or what stands in the braces of an operation."""
@@ -267,40 +258,17 @@ class _Run:
             raise ProgramError(f"{name}: is not understood of {'data' if of_data else 'whole numbers'}")
         return _Tensor(result.reshape(self._ranks, *shape), is_data)
 
-    def _number(self, value: Value, mask: int) -> int:
-        if (value, mask) not in self._numbers:
-            self._numbers[value, mask] = len(self._values)
-            self._values.append((value, mask))
-        return self._numbers[value, mask]
-
     def _sum(self, one: Ints, other: Ints) -> Ints:
-        flat = map(self._sum_of, one.ravel().tolist(), other.ravel().tolist())
+        flat = map(self.elements.sum, one.ravel().tolist(), other.ravel().tolist())
         return np.array([*flat], dtype=np.int64).reshape(one.shape)
-
-    def _sum_of(self, one: int, other: int) -> int:
-        if _ZERO in {one, other}:
-            return one + other
-        if (one, other) not in self._sums:
-            (first, mask), (second, more) = (self._values[it] or (None, 0) for it in (one, other))
-            value = None if mask & more else total([first, second])
-            self._sums[one, other] = _UNKNOWN if value is None else self._number(value, mask | more)
-        return self._sums[one, other]
 
     def _permute(self, array: Ints, pairs: Sequence[tuple[int, int]]) -> Ints:
         result = np.zeros_like(array)
         for src, dst in pairs:
             numbers, back = np.unique(array[src], return_inverse=True)
-            for at, number in enumerate(numbers.tolist()):
-                known = self._values[number]
-                left = None if known is None else self.where.leave(src, known[0])
-                if known is not None and left is not None:
-                    numbers[at] = self._number(left, known[1])
+            numbers = np.array(self.elements.sent(src, numbers.tolist()), dtype=np.int64)
             result[dst] = numbers[back].reshape(array[src].shape)
         return result
-
-
-def _members(mask: int) -> str:
-    return ", ".join(str(rank) for rank in range(mask.bit_length()) if mask >> rank & 1)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -9,10 +9,11 @@ before it, so that a version may still be sent in the step in which the next one
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from arborcast.backends.programs.checking.memory import UNDEFINED, Values
+from arborcast.backends.programs.checking.memory import Value as Contributions
 from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.topology import Vertex
 
@@ -56,36 +57,82 @@ class Moved:
     adds: bool
 
 
-def total(values: Sequence[Value | None]) -> Value | None:
-    """The sum of some values of one rank; None where they are no sum of one part."""
-    known = [value for value in values if value is not None]
-    own = [value.own for value in known if value.own is not None]
-    if len(known) < len(values) or len({value.part for value in known}) != 1 or len(own) > 1:
-        return None
-    return Value(known[0].part, own[0] if own else None, tuple(at for value in known for at in value.come))
+class Versions(Values):
+    """Of what stands in memory both: whose contributions are in it, and of which versions it is made.
 
+    Errors of all that makes versions are that a value is not made of the newest version there.
+    """
 
-class Whereabouts:
-    """Versions of all parts at all vertices."""
-
-    def __init__(self) -> None:
+    def __init__(self, ranks: int) -> None:
+        super().__init__(ranks)
+        self.unknown = self.number("no sum of one part")
         self._versions: dict[int, dict[Vertex, list[tuple[Arrival, ...]]]] = defaultdict(dict)
         self._settled: dict[tuple[Vertex, Value], int] = {}
 
-    def give(self, vertex: Vertex, part: int) -> Value:
-        """What a rank has of a part at the start."""
-        self._versions[part][vertex] = [()]
-        return Value(part, 0)
+    def given(self, rank: int, value: Contributions | None) -> int:
+        """The first version of a rank; none where nothing is given, the same in each call."""
+        if value is None:
+            return UNDEFINED
+        self._versions[value[0]].setdefault(rank, [()])
+        return self.number((Value(value[0], 0), value[1]))
 
-    def leave(self, vertex: Vertex, value: Value | None) -> Value | None:
-        """What others get when they read a value of a vertex.
+    def unlike(self, rank: int, value: Contributions | None, found: int) -> str:
+        """What is wrong with a part of a rank's result, which is taken for it where nothing is."""
+        known, mask = self._made_of(found)
+        if value is None:
+            return ""
+        if known is not None and (known.part, mask) == value:
+            self._version(rank, known)
+            return ""
+        got = "no sum of one part" if known is None else f"part {known.part} of ranks {members(mask)}"
+        return f"must be part {value[0]} of ranks {members(value[1])}, got {got}"
+
+    def sent(self, rank: int, sums: list[int]) -> list[int]:
+        """Versions of the rank."""
+        return [self.left(rank, each) for each in sums]
+
+    def added(self, first: int, second: int) -> Any:
+        """The sum of two values of one rank."""
+        (one, mask), (other, more) = self._made_of(first), self._made_of(second)
+        own = [value.own for value in (one, other) if value is not None and value.own is not None]
+        if one is None or other is None or one.part != other.part or mask & more or len(own) > 1:
+            return self._values[self.unknown]
+        return Value(one.part, own[0] if own else None, one.come + other.come), mask | more
+
+    def left(self, vertex: Vertex, number: int) -> int:
+        """What others get when they read a value of a vertex."""
+        value, mask = self._made_of(number)
+        if value is None:
+            return number
+        return self.number((Value(value.part, None, ((vertex, self._version(vertex, value)),)), mask))
+
+    def settle(self, vertex: Vertex, number: int) -> None:
+        """A vertex has a value whether anybody reads it or not."""
+        value, _ = self._made_of(number)
+        if value is not None:
+            self._version(vertex, value)
+
+    def transfers(self) -> dict[int, tuple[Moved, ...]]:
+        """Of each part that moves, in the earliest steps.
 
         Raises:
-            ProgramError: it is not made of the newest version there.
+            ProgramError: no steps keep the order in which versions are sent and replaced.
         """
-        return None if value is None else Value(value.part, None, ((vertex, self.settle(vertex, value)),))
+        known: dict[Made, tuple[Moved, ...]] = {}
+        found = {}
+        for part, versions in sorted(self._versions.items()):
+            made = tuple((vertex, tuple(of_vertex)) for vertex, of_vertex in sorted(versions.items()))
+            if made not in known:
+                known[made] = _in_steps(made)
+            if known[made]:
+                found[part] = known[made]
+        return found
 
-    def settle(self, vertex: Vertex, value: Value) -> int:
+    def _made_of(self, number: int) -> tuple[Value | None, int]:
+        held = self._values[number]
+        return (None, 0) if isinstance(held, str) else held
+
+    def _version(self, vertex: Vertex, value: Value) -> int:
         """The version that a value is, a new one where messages are in it."""
         if value.own is not None and not value.come:
             return value.own
@@ -110,22 +157,6 @@ class Whereabouts:
         keeps = value.own is not None or (len(value.come) > 1 and not versions)
         versions.append(tuple(Arrival(origin, keeps or at > 0) for at, origin in enumerate(value.come)))
         return len(versions) - 1
-
-    def transfers(self) -> dict[int, tuple[Moved, ...]]:
-        """Of each part that moves, in the earliest steps.
-
-        Raises:
-            ProgramError: no steps keep the order in which versions are sent and replaced.
-        """
-        known: dict[Made, tuple[Moved, ...]] = {}
-        found = {}
-        for part, versions in sorted(self._versions.items()):
-            made = tuple((vertex, tuple(of_vertex)) for vertex, of_vertex in sorted(versions.items()))
-            if made not in known:
-                known[made] = _in_steps(made)
-            if known[made]:
-                found[part] = known[made]
-        return found
 
 
 def _in_steps(made: Made) -> tuple[Moved, ...]:
@@ -168,3 +199,8 @@ def _in_steps(made: Made) -> tuple[Moved, ...]:
             for step, (vertex, _, arrival) in zip(steps, arrivals, strict=True)
         )
     )
+
+
+def members(mask: int) -> str:
+    """The ranks whose bits are set."""
+    return ", ".join(str(rank) for rank in range(mask.bit_length()) if mask >> rank & 1)

@@ -295,11 +295,25 @@ def test_packets_without_an_answer_may_be_overwritten(double: bool) -> None:
     )
 
 
-def test_who_waits_for_whom_is_traced() -> None:
-    verdict = check_program(gathered("0: wait 1; sig 1\n1: wait 0; sig 0"))
+@pytest.mark.parametrize(
+    ("text", "lines", "said"),
+    [
+        ("0: wait 1; sig 1\n1: wait 0; sig 0", [(0, 0), (1, 0)], "waits for a signal of rank 1 on memory"),
+        (
+            "0: cpy s1p -> o1; put i0 -> s0p@1\n1: cpy s0p -> o0; put i0 -> s1p@0",
+            [(0, 0), (1, 0)],
+            "(s1 -> o1) waits for packets",
+        ),
+        ("0: barrier 0/2; give 0\n0: take 0; barrier 0/2\n1: nop", [(0, 0), (0, 1)], "waits at barrier 0"),
+        ("0: nop; cpy s1p -> o1\n1: nop", [(0, 0)], "waits for packets that nobody is to write"),
+    ],
+)
+def test_who_waits_for_whom_is_traced(text: str, lines: list[tuple[int, int]], said: str) -> None:
+    verdict = check_program(gathered(text, protocol=Protocol.LL, scratch=2, semaphores=(0,)))
     assert verdict.kinds == {"deadlock"}
-    assert verdict.circle
-    assert [(line.rank, line.step) for line in verdict.trace] == [(0, 0), (1, 0)]
+    assert verdict.circle is (len(lines) > 1)
+    assert [(line.rank, line.block) for line in verdict.trace] == lines
+    assert said in verdict.trace[0].text
 
 
 FEW = (("ring:3", Kind.ALLREDUCE), ("ring:4", Kind.ALLGATHER), ("star:3", Kind.REDUCE_SCATTER))

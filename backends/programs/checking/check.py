@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from arborcast.backends.programs.checking import one_sided, structure
-from arborcast.backends.programs.checking.execution import Outcome
+from arborcast.backends.programs.checking.execution import Execution, Outcome
+from arborcast.backends.programs.checking.memory import Values
 from arborcast.backends.programs.checking.one_sided_run import OneSidedExecution
 from arborcast.backends.programs.checking.two_sided_run import TwoSidedExecution
 from arborcast.backends.programs.checking.verdict import ProgramVerdict, TraceLine
@@ -84,19 +85,21 @@ def _unrolled(program: GlobalProgram, finer: int, part_bytes: Fraction) -> Globa
     return program.unrolled(finer, part_bytes)
 
 
-def execute(program: GlobalProgram, *, in_place: bool) -> Outcome:
-    """What one execution of a program does, of which `Outcome` tells."""
+def follow(program: GlobalProgram, values: Values) -> None:
+    """Follow other values than contributions through one call of a correct program."""
+    execution: Execution
     if program.one_sided:
-        return OneSidedExecution(program.unrolled(), in_place=in_place).run()
-    return TwoSidedExecution(program, structure.flatten(program), in_place=in_place).run()
+        execution = OneSidedExecution(program.unrolled(), in_place=program.in_place, values=values)
+    else:
+        execution = TwoSidedExecution(program, in_place=program.in_place, values=values)
+    execution.run()
 
 
 def _run(program: GlobalProgram, in_place: bool, moves: bool) -> tuple[Outcome, list[tuple[str, str]]]:
     """What happens, and the kinds of errors with their lines; `moves`: whether to look at data, too."""
     mode = "in place" if in_place else "out of place"
     if not program.one_sided:
-        flat = structure.flatten(program)
-        outcome = TwoSidedExecution(program, flat, in_place=in_place, moves=moves).run()
+        outcome = TwoSidedExecution(program, in_place=in_place, moves=moves).run()
         return outcome, list(_lines(outcome, mode, values=moves and not outcome.stuck))
     outcome = OneSidedExecution(program, in_place=in_place).run()
     lines = list(_lines(outcome, mode))

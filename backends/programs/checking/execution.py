@@ -13,14 +13,14 @@ import gc
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from arborcast.backends.programs.checking.memory import UNDEFINED, Values, buffers, given, wanted
 from arborcast.backends.programs.checking.verdict import TraceLine
-from arborcast.backends.programs.program import GlobalProgram, Memory, Operation, Span, Step, ThreadBlock
+from arborcast.backends.programs.program import GlobalProgram, Memory, Operation, Span, Step
 
 Clock: TypeAlias = npt.NDArray[np.int32]
 """For each stream, how many of its operations have ended before."""
@@ -35,6 +35,20 @@ class Access(NamedTuple):
     manner: str | None
 
 
+AnyClock: TypeAlias = Sequence[int] | Clock
+
+
+class Clash(NamedTuple):
+    """Two accesses of a cell that the clock of the second does not order, and the reads that it tells of."""
+
+    rank: int
+    cell: int
+    first: Access
+    second: Access
+    clock: AnyClock
+    made_of: frozenset[int]
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """Why a block does not go on: at which operation, for what, and for which block that is to do."""
@@ -47,11 +61,7 @@ class Waiting:
 
 @dataclass
 class Outcome:
-    """What was found: one line each, and a trace of the first, which may be a circle.
-
-    `done` are steps and moves of the first call with their ranks and blocks, in an order in which they may
-    end.
-    """
+    """What was found: one line each, and a trace of the first, which may be a circle."""
 
     stuck: list[str] = field(default_factory=list)
     races: list[str] = field(default_factory=list)
@@ -59,14 +69,13 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     trace: tuple[TraceLine, ...] = ()
     circle: bool = False
-    done: list[tuple[int, ThreadBlock, Any]] = field(default_factory=list)
 
 
 class Execution:
     """All calls of a program, in place or not."""
 
-    def __init__(self, program: GlobalProgram, in_place: bool, calls: int) -> None:
-        """Lay out memory for so many calls."""
+    def __init__(self, program: GlobalProgram, in_place: bool, calls: int, values: Values | None) -> None:
+        """Lay out memory for so many calls; what stands in it are contributions, or other values."""
         self._program = program
         self._in_place = in_place
         self._calls = calls
@@ -78,7 +87,7 @@ class Execution:
         self._operations: list[tuple[Operation, ...]] = [block.operations for block in self._block]
         self._callers = len(self._blocks)
         self._outcome = Outcome()
-        self._values = Values(program.ranks)
+        self._values = values or Values(program.ranks)
         self._layout = [buffers(program, rank, in_place=in_place) for rank in range(program.ranks)]
         self._cells = [[UNDEFINED] * layout.cells for layout in self._layout]
         self._written: list[dict[int, Access]] = [{} for _ in program.parts]
@@ -117,18 +126,15 @@ class Execution:
         cells, start = self._cells[rank], self._layout[rank].start
         cells[: start[Memory.SCRATCH]] = [UNDEFINED] * start[Memory.SCRATCH]
         for chunk, value in enumerate(given(self._program, rank)):
-            cells[start[Memory.INPUT] + chunk] = self._values.number(value)
+            cells[start[Memory.INPUT] + chunk] = self._values.given(rank, value)
 
     def _end(self, rank: int) -> None:
         """What should stand in the output now, and who wrote the caller's input where that is another."""
         start = self._layout[rank].start
         for chunk, value in enumerate(wanted(self._program, rank)):
-            number, found = self._values.number(value), self._cells[rank][start[Memory.OUTPUT] + chunk]
-            if value is not None and found != number:
-                self._outcome.wrong.append(
-                    f"{self._in_call()}rank {rank}: o{chunk} must be {self._values.text(number)}, "
-                    f"is {self._values.text(found)}"
-                )
+            wrong = self._values.unlike(rank, value, self._cells[rank][start[Memory.OUTPUT] + chunk])
+            if wrong:
+                self._outcome.wrong.append(f"{self._in_call()}rank {rank}: o{chunk} {wrong}")
         if not self._in_place and self._call == 0:
             first = start[Memory.INPUT]
             for cell in range(first, first + self._layout[rank].size[Memory.INPUT]):
@@ -192,7 +198,7 @@ class Execution:
         rank: int,
         cell: int,
         access: Access,
-        clock: Sequence[int] | Clock,
+        clock: AnyClock,
         *,
         writes: bool,
         flagged: bool = False,
@@ -205,27 +211,20 @@ class Execution:
         written, read = self._written[rank], self._read[rank]
         last = written.get(cell)
         if last is not None and not flagged and clock[last.stream] <= last.number:
-            self._race(rank, cell, last, access, clock, made_of)
+            self._race(Clash(rank, cell, last, access, clock, made_of))
         if writes:
             for other in read.pop(cell, ()):
                 if clock[other.stream] <= other.number:
-                    self._race(rank, cell, other, access, clock, made_of)
+                    self._race(Clash(rank, cell, other, access, clock, made_of))
             written[cell] = access
         else:
             read.setdefault(cell, []).append(access)
 
-    def _race(
-        self,
-        rank: int,
-        cell: int,
-        first: Access,
-        second: Access,
-        clock: Sequence[int] | Clock,
-        made_of: frozenset[int],
-    ) -> None:
+    def _race(self, met: Clash) -> None:
         """Tell, once for two operations, of accesses that nothing orders: no clock does."""
-        if self._apart(rank, cell, first, second, clock, made_of):
+        if self._apart(met):
             return
+        first, second = met.first, met.second
         one, other = self._given_by(first), self._given_by(second)
         key = *one[:2], *other[:2]
         if key in self._seen:
@@ -236,7 +235,7 @@ class Execution:
         text = f"nothing orders {named[0]} and {named[1]}"
         if one[2] != other[2] and not of_callers:
             text += ", of the next call" if other[2] == one[2] + 1 else ", of the call after the next"
-        text += f": both touch {self._cell(rank, cell)}"
+        text += f": both touch {self._cell(met.rank, met.cell)}"
         (self._outcome.early if of_callers or one[2] != other[2] else self._outcome.races).append(text)
         if not self._outcome.trace:
             self._outcome.trace = tuple(
@@ -245,15 +244,7 @@ class Execution:
                 if access.stream < self._callers
             )
 
-    def _apart(
-        self,
-        rank: int,
-        cell: int,
-        first: Access,
-        second: Access,
-        clock: Sequence[int] | Clock,
-        made_of: frozenset[int],
-    ) -> bool:
+    def _apart(self, met: Clash) -> bool:
         """Whether something besides the clocks orders two accesses."""
         raise NotImplementedError
 

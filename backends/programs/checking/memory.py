@@ -10,9 +10,10 @@ different ranks that are to be added up have the same number; all other data of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import reduce
+from typing import Any, TypeAlias
 
-from arborcast.backends.programs.program import GlobalProgram, Memory, ProgramError, Span
+from arborcast.backends.programs.program import GlobalProgram, Memory, Move, ProgramError, Span
 from arborcast.synth.collective import Kind
 
 Value: TypeAlias = tuple[int, int]
@@ -131,16 +132,25 @@ def wanted(program: GlobalProgram, rank: int) -> list[Value | None]:  # noqa: PL
             return [(chunk, 1 << (chunk // block)) for chunk in range(size)]
 
 
+def is_far(span: Span, rank: int, move: Move) -> bool:
+    """Whether a span of a move is of another rank than the one that does it, or reached by a switch."""
+    return span.rank is not None and (move.switch or span.rank != rank)
+
+
 class Values:
-    """Values by number; sums of two are worked out once."""
+    """Values by number, and what operations make of them; sums of two are worked out once.
+
+    Whoever follows other values than contributions through a program says anew what is given, added, sent to
+    others and wanted.
+    """
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        self._values: list[Value | str] = ["nothing defined"]
-        self._numbers: dict[Value | str, int] = {"nothing defined": UNDEFINED}
+        self._values: list[Any] = ["nothing defined"]
+        self._numbers: dict[Any, int] = {"nothing defined": UNDEFINED}
         self._sums: dict[tuple[int, int], int] = {}
 
-    def number(self, value: Value | str | None) -> int:
+    def number(self, value: Any) -> int:
         """The number of a value."""
         if value is None:
             return UNDEFINED
@@ -150,24 +160,43 @@ class Values:
             self._values.append(value)
         return found
 
+    def given(self, rank: int, value: Value | None) -> int:
+        """What stands at the start where this is given."""
+        return self.number(value)
+
+    def unlike(self, rank: int, value: Value | None, found: int) -> str:
+        """What is wrong with what a rank has at the end where this is wanted; nothing: an empty text."""
+        if value is None or found == self.number(value):
+            return ""
+        return f"must be {self.text(self.number(value))}, is {self.text(found)}"
+
+    def sent(self, rank: int, sums: list[int]) -> list[int]:
+        """What others receive of what a step made."""
+        return sums
+
+    def moved(self, rank: int, move: Move, read: list[int]) -> tuple[int, int]:
+        """What a move makes of what it reads, in the rank's own memory and in that of others."""
+        found = reduce(self.sum, read)
+        return found, found
+
     def sum(self, first: int, second: int) -> int:
-        """The number of what adding two values gives; a text where that makes no sense."""
+        """The number of what adding two values gives."""
         found = self._sums.get((first, second))
         if found is None:
-            one, other = self._values[first], self._values[second]
-            result: Value | str | None
-            if UNDEFINED in {first, second}:
-                result = None
-            elif isinstance(one, str) or isinstance(other, str):
-                result = one if isinstance(one, str) else other
-            elif one[0] != other[0]:
-                result = f"a sum of {self.text(first)} and {self.text(second)}"
-            elif one[1] & other[1]:
-                result = f"a sum of {self.text(first)} and {self.text(second)}, which overlap"
-            else:
-                result = (one[0], one[1] | other[1])
+            result = None if UNDEFINED in {first, second} else self.added(first, second)
             found = self._sums[first, second] = self.number(result)
         return found
+
+    def added(self, first: int, second: int) -> Any:
+        """The sum of two values by their numbers; a text where that makes no sense."""
+        one, other = self._values[first], self._values[second]
+        if isinstance(one, str) or isinstance(other, str):
+            return one if isinstance(one, str) else other
+        if one[0] != other[0]:
+            return f"a sum of {self.text(first)} and {self.text(second)}"
+        if one[1] & other[1]:
+            return f"a sum of {self.text(first)} and {self.text(second)}, which overlap"
+        return one[0], one[1] | other[1]
 
     def text(self, number: int) -> str:
         """A value in words."""

@@ -26,8 +26,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from arborcast.backends.programs.checking.execution import Access, Clock, Execution, Waiting
-from arborcast.backends.programs.checking.memory import UNDEFINED
+from arborcast.backends.programs.checking.execution import Access, Clash, Clock, Execution, Waiting
+from arborcast.backends.programs.checking.memory import UNDEFINED, Values, is_far
 from arborcast.backends.programs.program import (
     Acquire,
     Barrier,
@@ -36,6 +36,7 @@ from arborcast.backends.programs.program import (
     GlobalProgram,
     Memory,
     Move,
+    Operation,
     ProgramError,
     Release,
     Signal,
@@ -71,22 +72,30 @@ class _Counting:
 class OneSidedExecution(Execution):
     """All calls of a program of puts and signals."""
 
-    def __init__(self, program: GlobalProgram, *, in_place: bool, relaxed_orders: bool = False) -> None:
-        """Relaxed signals may be taken for full ones, to see whether that is all that is missing."""
-        super().__init__(program, in_place, calls=3 if program.double_scratch else 2)
+    def __init__(
+        self,
+        program: GlobalProgram,
+        *,
+        in_place: bool,
+        relaxed_orders: bool = False,
+        values: Values | None = None,
+    ) -> None:
+        """Relaxed signals may be taken for full ones, to see whether that is all that is missing.
+
+        Other values than contributions are followed through one call.
+        """
+        super().__init__(program, in_place, 3 if program.double_scratch else 2, values)
+        self._calls = self._calls if values is None else 1
         self._relaxed_orders = relaxed_orders
         self._number = {key: stream for stream, key in enumerate(self._blocks)}
         self._ends = [block.connections for block in self._block]
-        self._proxy: dict[tuple[int, int, int], int] = {}
-        for (rank, _), operations, ends in zip(self._blocks, self._operations, self._ends, strict=True):
-            for operation in operations:
-                channels = operation.channels if isinstance(operation, (Signal, Flush)) else ()
-                if isinstance(operation, Move) and operation.channel is not None:
-                    channels = (operation.channel,)
-                for channel in channels:
-                    if ends[channel].kind == "port":
-                        key = rank, ends[channel].peer, ends[channel].number
-                        self._proxy.setdefault(key, len(self._blocks) + len(self._proxy))
+        ports = {
+            (rank, end.peer, end.number): None
+            for (rank, _), ends in zip(self._blocks, self._ends, strict=True)
+            for end in ends
+            if end.kind == "port"
+        }
+        self._proxy = {key: len(self._blocks) + at for at, key in enumerate(ports)}
         self._callers = len(self._blocks) + len(self._proxy)
         self._width = self._callers + program.ranks
         if self._width * len(self._blocks) > MOST_CELLS:
@@ -97,7 +106,7 @@ class OneSidedExecution(Execution):
         # Behind a rank's cells: the other half of scratch, then both halves for packets.
         for cells, more in zip(self._cells, scratch, strict=True):
             cells.extend([UNDEFINED] * (3 * more))
-        self._packets: dict[tuple[int, int], tuple[int, Clocks, Reads]] = {}
+        self._packets: dict[Counted, tuple[Clocks, Reads]] = {}  # of this call
         self._number_of_read: dict[tuple[int, int, int, int], int] = {}  # of rank, cell, stream, operation
         self._reads_of_call: list[set[int]] = [set() for _ in scratch]
         self._reads_known: list[list[Reads]] = [[] for _ in scratch]
@@ -114,21 +123,18 @@ class OneSidedExecution(Execution):
         """How often each stream adds to each counter in a call."""
         for stream, (rank, _) in enumerate(self._blocks):
             for operation in self._operations[stream]:
-                for counter in self._block[stream].posts(rank, operation):
-                    counting = self._counter(rank, counter)
-                    by = self._poster(stream, counter)
-                    counting.totals[by] = counting.totals.get(by, 0) + 1
+                posts = self._block[stream].posts(rank, operation)
+                for counter in (*posts, *self._block[stream].takes(rank, operation)):
+                    initial = self._program.parts[rank].semaphores[counter[1]] if len(counter) == 2 else 0
+                    self._counters.setdefault(counter, _Counting(initial, value=initial))
+                for counter in posts:
+                    totals, by = self._counters[counter].totals, self._poster(stream, counter)
+                    totals[by] = totals.get(by, 0) + 1
 
     def _poster(self, stream: int, counter: Counted) -> int:
         if len(counter) > 2 and counter[2] == "port":
             return self._proxy[counter[0], counter[1], counter[3]]
         return stream
-
-    def _counter(self, rank: int, counter: Counted) -> _Counting:
-        if counter not in self._counters:
-            initial = self._program.parts[rank].semaphores[counter[1]] if len(counter) == 2 else 0
-            self._counters[counter] = _Counting(initial, value=initial)
-        return self._counters[counter]
 
     def _begin(self, rank: int) -> None:
         """The caller reads what the last call gave, and writes new inputs; then the blocks begin."""
@@ -156,8 +162,8 @@ class OneSidedExecution(Execution):
         for counting in self._counters.values():
             counting.posts.clear()
             counting.taken = 0
-        self._at_barrier: dict[tuple[int, int], list[int]] = {}
-        self._passed: set[int] = set()
+        self._packets.clear()
+        self._at_barrier: dict[Counted, list[int]] = {}
         return super()._go()
 
     def _execute(self, stream: int) -> object | None:
@@ -219,7 +225,7 @@ class OneSidedExecution(Execution):
         rank = self._blocks[stream][0]
         counters = self._block[stream].takes(rank, operation)
         for counter in counters:
-            if self._counter(rank, counter).value <= 0:
+            if self._counters[counter].value <= 0:
                 return counter
         for thread, counter in enumerate(counters):
             counting = self._counters[counter]
@@ -240,148 +246,114 @@ class OneSidedExecution(Execution):
         return None
 
     def _barrier(self, stream: int, number: int, blocks: int) -> object | None:
-        key = self._blocks[stream][0], number
-        if stream in self._passed:
-            self._passed.discard(stream)
-            return None
+        """The last one who comes lets the others, who wait, go on behind it."""
+        key = self._blocks[stream][0], number, "barrier"
         here = self._at_barrier.setdefault(key, [])
-        if stream not in here:
-            self._synchronize(stream, self._place[stream] + 1)
-            here.append(stream)
+        self._synchronize(stream, self._place[stream] + 1)
+        here.append(stream)
         if len(here) < blocks:
-            return key, "barrier"
+            return key
         joined = self._now[here].max(axis=0)
         for other in here:
             self._now[other][:] = joined
-        self._passed.update(other for other in here if other != stream)
-        self._at_barrier[key] = []
-        self._wake((key, "barrier"))
+            self._place[other] += other != stream
+        here.clear()
+        self._wake(key)
         return None
 
     def _move(self, stream: int, move: Move) -> object | None:
-        begun = self._now[stream][_BEGUN]
-        sources = [self._place_of(stream, span) for span in move.sources]
-        awaited: list[Clocks] = []
-        for span, (rank, cells) in zip(move.sources, sources, strict=True):
-            if span.packets and move.channel is None:
-                for cell in cells:
-                    found = self._packets.get((rank, cell))
-                    if found is None or found[0] != self._call:
-                        return rank, cell
-                    awaited.append(found[1])
-        for known in awaited:
-            begun = np.maximum(begun, known)
-        has_packets = bool(awaited) or move.packets
-        by, index, sharing = stream, self._index(stream), "packets" if has_packets else "plain"
+        rank, begun = self._blocks[stream][0], self._now[stream][_BEGUN]
         if move.channel is None:
+            awaited = self._packet_cells(stream, move.sources)
+            missing = next((key for key in awaited if key not in self._packets), None)
+            if missing is not None:
+                return missing
+            for key in awaited:
+                begun = np.maximum(begun, self._packets[key][0])
             clock = np.maximum(self._now[stream][_ALL], begun)
+            access = Access(stream, self._index(stream), 0, "packets" if move.packets else "plain")
+            if awaited:
+                self._learn(stream, _EVERYBODY, begun, begun)
         else:
             by = self._proxy_of(stream, move.channel)
             clock = self._by_proxy[by]
             np.maximum(clock, self._knows(stream, move.thread)[_ALL], out=clock)
             np.maximum(clock, begun, out=clock)
-            index, sharing = len(self._orders[by]), ""
+            access = Access(by, len(self._orders[by]), 0, "")
             self._orders[by].append((stream, self._place[stream], self._call))
-        if awaited:
-            self._learn(stream, _EVERYBODY, begun, begun)
-        self._access(by, index, sharing, clock, move, stream, begun, sources, has_packets)
-        if not self._call:
-            self._outcome.done.append((self._blocks[stream][0], self._block[stream], move))
+        sources, targets = (
+            [self._place_of(stream, span) for span in spans] for spans in (move.sources, move.targets)
+        )
+        for owner, cells in sources:
+            self._overlap(stream, [cells], [others for other, others in targets if other == owner])
+        for offset in range(move.count):
+            access = access._replace(offset=offset)
+            read, made_of = self._read_all(rank, access, clock, move, sources)
+            made = self._values.moved(rank, move, read)
+            for (owner, cells), span in zip(targets, move.targets, strict=True):
+                cell, value = cells[offset], made[is_far(span, rank, move)]
+                if span.packets and (owner, cell, "packets") in self._packets:
+                    if value != self._cells[owner][cell]:
+                        name = self._named(stream, self._place[stream])
+                        what = "writes other packets where there are some of this call"
+                        self._outcome.races.append(f"{name} {what}")
+                    # Whoever writes next must come after it.
+                    self._read[owner].setdefault(cell, []).append(access)
+                    continue
+                self._touch(owner, cell, access, clock, writes=True, made_of=made_of)
+                self._cells[owner][cell] = value
+                self._awaited.pop((owner, cell), None)
+                if span.packets:
+                    self._packets[owner, cell, "packets"] = begun.copy(), made_of
+                    self._wake((owner, cell, "packets"))
         if move.channel is not None:
-            clock[by] = index + 1
+            clock[access.stream] = access.number + 1
         return None
 
-    def _access(
-        self,
-        by: int,
-        index: int,
-        sharing: str,
-        clock: Clocks,
-        move: Move,
-        stream: int,
-        begun: Clocks,
-        sources: Sequence[tuple[int, range]],
-        has_packets: bool,
-    ) -> None:
-        targets = [self._place_of(stream, span) for span in move.targets]
-        for rank, cells in sources:
-            self._overlap(stream, [cells], [others for other, others in targets if other == rank])
-        for offset in range(move.count):
-            access = Access(by, index, offset, sharing)
-            value, made_of = self._sum(access, clock, offset, move, sources, has_packets)
-            for (rank, cells), span in zip(targets, move.targets, strict=True):
-                cell = cells[offset]
-                if span.packets and self._packets.get((rank, cell), (-1,))[0] == self._call:
-                    if value != self._cells[rank][cell]:
-                        name = self._named(stream, self._place[stream])
-                        self._outcome.races.append(
-                            f"{name} writes other packets where there are some of this call"
-                        )
-                    self._read[rank].setdefault(cell, []).append(
-                        access
-                    )  # whoever writes next must come after it
-                    continue
-                self._touch(rank, cell, access, clock, writes=True, made_of=made_of)
-                self._cells[rank][cell] = value
-                self._awaited.pop((rank, cell), None)
-                if span.packets:
-                    self._packets[rank, cell] = self._call, begun.copy(), made_of
-                    self._wake((rank, cell))
-
-    def _sum(
-        self,
-        access: Access,
-        clock: Clocks,
-        offset: int,
-        move: Move,
-        sources: Sequence[tuple[int, range]],
-        has_packets: bool,
-    ) -> tuple[int, Reads]:
-        """The sum of one chunk of all sources, and who read what for it."""
-        total: int | None = None
+    def _read_all(
+        self, rank: int, access: Access, clock: Clocks, move: Move, sources: Sequence[tuple[int, range]]
+    ) -> tuple[list[int], Reads]:
+        """One chunk of all sources of a move, and who read what for it."""
+        read: list[int] = []
         made_of: set[int] = set()
         numbers = self._number_of_read
-        for (rank, cells), span in zip(sources, move.sources, strict=True):
-            cell = cells[offset]
+        for (owner, cells), span in zip(sources, move.sources, strict=True):
+            cell = cells[access.offset]
             awaits = span.packets and move.channel is None
             if awaits:
-                self._awaited.setdefault((rank, cell), []).append(access)
-                reads = self._packets[rank, cell][2]
+                self._awaited.setdefault((owner, cell), []).append(access)
+                reads = self._packets[owner, cell, "packets"][1]
                 made_of |= reads
-                self._reads_of_call[self._blocks[access.stream][0]] |= reads
-            if has_packets:
-                made_of.add(numbers.setdefault((rank, cell, access.stream, access.number), len(numbers)))
-            self._touch(
-                rank, cell, access, clock, writes=False, flagged=awaits or self._known(rank, cell, clock)
-            )
-            value = self._cells[rank][cell]
-            total = value if total is None else self._values.sum(total, value)
-        assert total is not None, "a move has sources"
-        return total, frozenset(made_of)
+                self._reads_of_call[rank] |= reads
+            if move.packets:
+                made_of.add(numbers.setdefault((owner, cell, access.stream, access.number), len(numbers)))
+            flagged = awaits or self._known(owner, cell, clock)
+            self._touch(owner, cell, access, clock, writes=False, flagged=flagged)
+            read.append(self._cells[owner][cell])
+        return read, frozenset(made_of)
+
+    def _packet_cells(self, stream: int, spans: Sequence[Span]) -> list[tuple[int, int, str]]:
+        """Where the packets of some spans stand, as those who wait for them name it."""
+        places = [self._place_of(stream, span) for span in spans if span.packets]
+        return [(rank, cell, "packets") for rank, cells in places for cell in cells]
 
     def _known(self, rank: int, cell: int, clock: Clocks) -> bool:
         """Whether the packet in a cell was awaited before by someone whom this clock knows of."""
         return any(clock[access.stream] > access.number for access in self._awaited.get((rank, cell), ()))
 
-    def _apart(
-        self,
-        rank: int,
-        cell: int,
-        first: Access,
-        second: Access,
-        clock: Sequence[int] | Clock,
-        made_of: Reads,
-    ) -> bool:
-        """Whether they are of one thread, or packets tell that the first, a read, is over."""
-        own = (first.stream, *first[2:]) == (second.stream, *second[2:])
-        number = self._number_of_read.get((rank, cell, first.stream, first.number))
-        return bool((own and second.manner) or number in made_of or self._was_read(rank, cell, first, clock))
+    def _apart(self, met: Clash) -> bool:
+        """Whether they are of one thread, or packets tell that the first, a read, is over.
 
-    def _was_read(self, rank: int, cell: int, other: Access, clock: Sequence[int] | Clock) -> bool:
-        """Whether a packet made of a read was there before a call began of which this clock knows."""
-        number = self._number_of_read.get((rank, cell, other.stream, other.number))
-        begun = (int(calls) for calls in clock[self._callers :])
-        return any(calls and number in self._reads_known[of][calls - 1] for of, calls in enumerate(begun))
+        A packet tells so that was made of it, or that was there before a call began of which the clock knows.
+        """
+        first, second = met.first, met.second
+        if second.manner and (first.stream, *first[2:]) == (second.stream, *second[2:]):
+            return True
+        number = self._number_of_read.get((met.rank, met.cell, first.stream, first.number))
+        begun = (int(calls) for calls in met.clock[self._callers :])
+        return number in met.made_of or any(
+            calls and number in self._reads_known[of][calls - 1] for of, calls in enumerate(begun)
+        )
 
     def _given_by(self, access: Access) -> tuple[int, int, int]:
         """The block, the place in it, and the call of the operation that did an access or told a proxy to."""
@@ -408,68 +380,33 @@ class OneSidedExecution(Execution):
         return self._call * len(self._operations[stream]) + self._place[stream]
 
     def _why(self, stream: int) -> Waiting:
-        place = self._place[stream]
+        place, rank = self._place[stream], self._blocks[stream][0]
         operation = self._operations[stream][place]
-        if isinstance(operation, (Wait, Acquire)):
-            rank = self._blocks[stream][0]
-            counter = next(
-                counter
-                for counter in self._block[stream].takes(rank, operation)
-                if self._counter(rank, counter).value <= 0
-            )
-            what = (
-                f"a signal of rank {counter[0]} on {counter[2]} channel {counter[3]}"
-                if len(counter) > 2
-                else f"semaphore {counter[1]}"
-            )
-            posting = [
-                other
-                for other, operations in enumerate(self._operations)
-                if any(
-                    counter in self._block[other].posts(self._blocks[other][0], later)
-                    for later in operations[self._place[other] :]
-                )
-            ]
-            return Waiting(
-                stream,
-                place,
-                f"waits for {what}" + ("" if posting else ", and nobody is to give it"),
-                posting[0] if posting else None,
-            )
         if isinstance(operation, Barrier):
-            key = self._blocks[stream][0], operation.number
-            missing = [
-                other
-                for other, (rank, _) in enumerate(self._blocks)
-                if rank == key[0]
-                and other not in self._at_barrier.get(key, [])
-                and any(isinstance(op, Barrier) and op.number == key[1] for op in self._operations[other])
-            ]
-            return Waiting(stream, place, f"waits at barrier {key[1]}", missing[0] if missing else None)
-        writers: Sequence[int] = [
-            other for other in range(len(self._blocks)) if self._writes_packets_of(other, stream, place)
-        ]
-        return Waiting(
-            stream,
-            place,
-            "waits for packets" + ("" if writers else " that nobody is to write"),
-            writers[0] if writers else None,
-        )
+            here = self._at_barrier.get((rank, operation.number, "barrier"), [])
+            for other, (owner, _) in enumerate(self._blocks):
+                numbers = [it.number for it in self._operations[other] if isinstance(it, Barrier)]
+                if owner == rank and other not in here and operation.number in numbers:
+                    return Waiting(stream, place, f"waits at barrier {operation.number}", other)
+            return Waiting(stream, place, f"waits at barrier {operation.number}", None)
+        what, nobody = "packets", " that nobody is to write"
+        if isinstance(operation, Move):
+            missing = set(self._packet_cells(stream, operation.sources)) - self._packets.keys()
+        else:
+            counters = self._block[stream].takes(rank, operation)
+            counter = next(it for it in counters if self._counters[it].value <= 0)
+            missing, nobody = {counter}, ", and nobody is to give it"
+            what = f"semaphore {counter[1]}"
+            if len(counter) > 2:
+                what = f"a signal of rank {counter[0]} on {counter[2]} channel {counter[3]}"
+        for other, operations in enumerate(self._operations):
+            for later in operations[self._place[other] :]:
+                if not missing.isdisjoint(self._gives(other, later)):
+                    return Waiting(stream, place, f"waits for {what}", other)
+        return Waiting(stream, place, f"waits for {what}{nobody}", None)
 
-    def _writes_packets_of(self, other: int, stream: int, place: int) -> bool:
-        """Whether a block is yet to write packets that a move of another one reads."""
-        move = self._operations[stream][place]
-        assert isinstance(move, Move), "nothing else reads packets"
-        missing = {
-            (rank, cell)
-            for rank, cells in (self._place_of(stream, span) for span in move.sources if span.packets)
-            for cell in cells
-            if self._packets.get((rank, cell), (-1,))[0] != self._call
-        }
-        return any(
-            (rank, cell) in missing
-            for later in self._operations[other][self._place[other] :]
-            if isinstance(later, Move)
-            for rank, cells in (self._place_of(other, span) for span in later.targets if span.packets)
-            for cell in cells
-        )
+    def _gives(self, stream: int, operation: Operation) -> Sequence[Counted]:
+        """What others wait for that an operation gives."""
+        if isinstance(operation, Move):
+            return self._packet_cells(stream, operation.targets)
+        return self._block[stream].posts(self._blocks[stream][0], operation)

@@ -2,103 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from arborcast.backends.programs.checking.memory import beyond, sizes, undivided
-from arborcast.backends.programs.limits import MSCCL, Fifo, fifo_of
-from arborcast.backends.programs.program import GlobalProgram, ProgramError, Step, ThreadBlock
+from arborcast.backends.programs.limits import MSCCL
+from arborcast.backends.programs.program import GlobalProgram, Step, ThreadBlock
 
 Link: TypeAlias = tuple[int, int, int]
 """A connection: sender, receiver, channel."""
 
-
-@dataclass
-class Flat:
-    """All steps of a two-sided program in one row, block after block, rank after rank.
-
-    Attributes:
-        steps: the row.
-        block: of each step, blocks of all ranks numbered through.
-        first: the first step of each block, and the end of the row.
-        blocks: rank and number of each block.
-        waits: for each step, the steps that must have posted before.
-        sends: for each connection, the steps that send on it in order.
-        receives: for each connection, those that receive from it.
-        fifo: of every connection.
-    """
-
-    steps: list[Step]
-    block: list[int]
-    first: list[int]
-    blocks: list[tuple[int, int]]
-    waits: list[tuple[int, ...]]
-    sends: dict[Link, list[int]]
-    receives: dict[Link, list[int]]
-    fifo: Fifo
-    never: dict[int, str] = field(default_factory=dict)
-
-    def name(self, step: int) -> str:
-        """A step as messages name it."""
-        rank, block = self.blocks[self.block[step]]
-        return f"rank {rank} block {block} step {step - self.first[self.block[step]]} ({self.steps[step]})"
-
-
-def flatten(program: GlobalProgram) -> Flat:
-    """The row of a program.
-
-    Raises:
-        ProgramError: an operation is one-sided.
-    """
-    flat = Flat([], [], [], [], [], {}, {}, fifo_of(program.protocol))
-    for rank, part in enumerate(program.parts):
-        base = [len(flat.steps)]
-        for number, block in enumerate(part.blocks):
-            flat.first.append(len(flat.steps))
-            flat.blocks.append((rank, number))
-            for operation in block.operations:
-                if not isinstance(operation, Step):
-                    raise ProgramError(f"rank {rank}: {type(operation).__name__} is one-sided")
-                index = len(flat.steps)
-                flat.steps.append(operation)
-                flat.block.append(len(flat.blocks) - 1)
-                if operation.code.sends and block.send is not None:
-                    flat.sends.setdefault((rank, block.send, block.channel), []).append(index)
-                if operation.code.receives and block.receive is not None:
-                    flat.receives.setdefault((block.receive, rank, block.channel), []).append(index)
-            base.append(len(flat.steps))
-        posts = [
-            [
-                base[number] + place
-                for place, step in enumerate(block.operations)
-                if isinstance(step, Step) and step.posts
-            ]
-            for number, block in enumerate(part.blocks)
-        ]
-        for number, block in enumerate(part.blocks):
-            for place, operation in enumerate(block.operations):
-                assert isinstance(operation, Step)
-                flat.waits.append(tuple(_posting(flat, base, posts, operation, base[number] + place)))
-    flat.first.append(len(flat.steps))
-    return flat
-
-
-def _posting(flat: Flat, base: list[int], posts: list[list[int]], step: Step, index: int) -> Iterator[int]:
-    """The steps whose flags a step waits for: of each block the first that posts, from the named one on."""
-    for after in step.after:
-        if after.block >= len(posts):
-            flat.never[index] = f"waits for block {after.block}, which does not exist"
-            continue
-        named = base[after.block] + after.step
-        later = next((post for post in posts[after.block] if post >= named), None)
-        if later is None:
-            flat.never[index] = (
-                f"waits for step {after.step} of block {after.block}, and none from there on posts (hasdep)"
-            )
-        else:
-            yield later
+_Named: TypeAlias = tuple[str, int]
+"""A step, and its chunks."""
 
 
 def objections(program: GlobalProgram) -> list[tuple[str, str]]:
@@ -109,7 +25,7 @@ def objections(program: GlobalProgram) -> list[tuple[str, str]]:
         *(("shared", line) for line in check_shared(program)),
     ]
     if all(kind != "shared" for kind, _ in found):
-        found += (("message", line) for line in check_messages(flatten(program)))
+        found += (("message", line) for line in check_messages(program))
     return found
 
 
@@ -141,7 +57,7 @@ def check_limits(program: GlobalProgram) -> Iterator[str]:
 
 def _without_peer(block: ThreadBlock, where: str) -> Iterator[str]:
     for place, step in enumerate(block.operations):
-        assert isinstance(step, Step), "flattened before"
+        assert isinstance(step, Step), "two-sided"
         if step.code.sends and block.send is None:
             yield f"{where} step {place} ({step}): the block has no send peer"
         if step.code.receives and block.receive is None:
@@ -155,7 +71,7 @@ def check_buffers(program: GlobalProgram) -> Iterator[str]:
         return
     size_of = [sizes(program, rank) for rank in range(program.ranks)]
     for rank, number, place, step in program.operations:
-        assert isinstance(step, Step), "flattened before"
+        assert isinstance(step, Step), "two-sided"
         where, part = f"rank {rank} block {number} step {place} ({step})", program.parts[rank]
         said = {"i": part.input_chunks, "o": part.output_chunks, "s": part.scratch_chunks}
         for span in (step.source, step.target):
@@ -183,18 +99,26 @@ def check_shared(program: GlobalProgram) -> Iterator[str]:
                 yield f"rank {rank}: {count} blocks {end} rank {peer} on channel {channel}, by one FIFO"
 
 
-def check_messages(flat: Flat) -> Iterator[str]:
+def check_messages(program: GlobalProgram) -> Iterator[str]:
     """Messages whose two ends do not fit: sent and never received, or of another length."""
-    for link in sorted(flat.sends.keys() | flat.receives.keys()):
-        sends, receives = flat.sends.get(link, []), flat.receives.get(link, [])
-        named = f"rank {link[0]} to rank {link[1]} on channel {link[2]}"
-        for number, (send, receive) in enumerate(zip(sends, receives, strict=False)):
-            if flat.steps[send].count != flat.steps[receive].count:
+    ends: dict[Link, tuple[list[_Named], list[_Named]]] = defaultdict(lambda: ([], []))
+    for rank, number, place, step in program.operations:
+        assert isinstance(step, Step), "looked at before"
+        block = program.parts[rank].blocks[number]
+        named = f"rank {rank} block {number} step {place} ({step})", step.count
+        if step.code.sends and block.send is not None:
+            ends[rank, block.send, block.channel][0].append(named)
+        if step.code.receives and block.receive is not None:
+            ends[block.receive, rank, block.channel][1].append(named)
+    for link, (sends, receives) in sorted(ends.items()):
+        over = f"rank {link[0]} to rank {link[1]} on channel {link[2]}"
+        for number, ((send, count), (receive, other)) in enumerate(zip(sends, receives, strict=False)):
+            if count != other:
                 yield (
-                    f"{named}: message {number} is sent as {flat.steps[send].count} chunks by "
-                    f"{flat.name(send)} and received as {flat.steps[receive].count} by {flat.name(receive)}"
+                    f"{over}: message {number} is sent as {count} chunks by {send} and received as {other} "
+                    f"by {receive}"
                 )
                 break
         if len(sends) != len(receives):
-            extra = flat.name(sends[len(receives)] if len(sends) > len(receives) else receives[len(sends)])
-            yield f"{named}: {len(sends)} messages sent, {len(receives)} received; unmatched from {extra} on"
+            extra = (sends[len(receives) :] or receives[len(sends) :])[0][0]
+            yield f"{over}: {len(sends)} messages sent, {len(receives)} received; unmatched from {extra} on"

@@ -22,18 +22,23 @@ behind is nothing, so that one loop is enough.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
-from arborcast.backends.programs.checking.execution import Access, Clock, Execution, Waiting
-from arborcast.backends.programs.checking.structure import Flat, Link
-from arborcast.backends.programs.limits import chunks_together, largest_bytes
+from arborcast.backends.programs.checking.execution import Access, AnyClock, Clash, Clock, Execution, Waiting
+from arborcast.backends.programs.checking.memory import Values
+from arborcast.backends.programs.checking.structure import Link
+from arborcast.backends.programs.limits import chunks_together, fifo_of, largest_bytes
 from arborcast.backends.programs.program import Code, GlobalProgram, Step
 
 _READS, _WRITES = "reads", "writes"
+
+_At: TypeAlias = tuple[int, int]
+"""A stream, and the place of a step in it."""
 
 
 @dataclass(slots=True)
@@ -43,7 +48,7 @@ class _MessageInFlight:
     start: Clock
     end: Clock
     writes: bool
-    begun_by: int
+    begun_by: _At
     passed: int
     values: list[int]
 
@@ -68,47 +73,68 @@ class TwoSidedExecution(Execution):
     def __init__(
         self,
         program: GlobalProgram,
-        flat: Flat,
         *,
         in_place: bool,
         together: int | None = None,
         moves: bool = True,
+        values: Values | None = None,
     ) -> None:
         """Messages have `together` chunks, by default as at the largest size; `moves`: whether data move."""
-        super().__init__(program, in_place, calls=1)
-        self._flat = flat
+        super().__init__(program, in_place, 1, values)
+        self._fifo = fifo_of(program.protocol)
         self._together = chunks_together(program) if together is None else together
         self._moves = moves
-        fifos: dict[Link, _ConnectionState] = {}
+        self._steps = [[step for step in row if isinstance(step, Step)] for row in self._operations]
+        links: dict[Link, _ConnectionState] = defaultdict(_ConnectionState)
         self._out: list[_ConnectionState | None] = [None] * len(self._blocks)
         self._in: list[_ConnectionState | None] = [None] * len(self._blocks)
-        self._link: dict[int, Link] = {}
-        for link, steps in flat.sends.items():
-            fifo = fifos[link] = _ConnectionState(sender=flat.block[steps[0]])
-            for step in steps:
-                self._out[flat.block[step]] = fifo
-        for link, steps in flat.receives.items():
-            fifo = fifos.setdefault(link, _ConnectionState())
-            fifo.receiver = flat.block[steps[0]]
-            for step in steps:
-                self._in[flat.block[step]] = fifo
+        for stream, ((rank, _), block) in enumerate(zip(self._blocks, self._block, strict=True)):
+            if block.send is not None and any(step.code.sends for step in self._steps[stream]):
+                self._out[stream] = link = links[rank, block.send, block.channel]
+                link.sender = stream
+            if block.receive is not None and any(step.code.receives for step in self._steps[stream]):
+                self._in[stream] = link = links[block.receive, rank, block.channel]
+                link.receiver = stream
+        self._never: dict[_At, str] = {}
+        self._waits = [
+            [tuple(self._posting((stream, place), step)) for place, step in enumerate(row)]
+            for stream, row in enumerate(self._steps)
+        ]
         self._left = [0] * len(self._blocks)  # parts of messages of the step that a block is in
-        self._ended = bytearray(len(flat.steps))
         self._end_of: list[Clock | None] = [None] * len(self._blocks)
-        self._posted: dict[int, Clock] = {}
-        self._awaited = Counter(step for waits in flat.waits for step in waits)
-        self._message: dict[int, tuple[int, int]] = {}  # by which send it began, how many steps it passed
+        self._posted: dict[_At, Clock] = {}
+        self._awaited = Counter(at for row in self._waits for waits in row for at in waits)
+        self._message: dict[_At, tuple[_At, int]] = {}  # by which send it began, how many steps it passed
+
+    def _posting(self, at: _At, step: Step) -> Iterator[_At]:
+        """Steps whose flags a step waits for: of each block the first that posts, from the named one on."""
+        rank, number = self._blocks[at[0]]
+        for after in step.after:
+            if after.block >= len(self._program.parts[rank].blocks):
+                self._never[at] = f"waits for block {after.block}, which does not exist"
+                continue
+            other = at[0] - number + after.block
+            row = enumerate(self._steps[other])
+            later = next((place for place, it in row if it.posts and place >= after.step), None)
+            if later is None:
+                named = f"step {after.step} of block {after.block}"
+                self._never[at] = f"waits for {named}, and none from there on posts (hasdep)"
+            else:
+                yield other, later
+
+    def _has_ended(self, at: _At) -> bool:
+        return self._place[at[0]] > at[1]
 
     def _execute(self, stream: int) -> object | None:
-        flat, index = self._flat, self._index(stream)
-        step = flat.steps[index]
+        at = stream, self._place[stream]
+        step = self._steps[stream][at[1]]
         if not self._left[stream]:  # not begun
-            if index in flat.never:
+            if at in self._never:
                 return "never"
-            for before in flat.waits[index]:
-                if not self._ended[before]:
+            for before in self._waits[stream][at[1]]:
+                if not self._has_ended(before):
                     return before
-            self._left[stream] = -(-step.count // self._together) * flat.fifo.parts
+            self._left[stream] = -(-step.count // self._together) * self._fifo.parts
         come = self._in[stream] if step.code.receives else None
         go = self._out[stream] if step.code.sends else None
         if (step.code.receives and come is None) or (step.code.sends and go is None):
@@ -117,7 +143,7 @@ class TwoSidedExecution(Execution):
         if come is not None:
             parts = min(parts, come.sent - come.taken)
         if go is not None:
-            parts = min(parts, flat.fifo.depth - go.sent + go.taken)
+            parts = min(parts, self._fifo.depth - go.sent + go.taken)
         self._left[stream] -= parts
         if come is not None and parts:
             come.taken += parts
@@ -127,24 +153,18 @@ class TwoSidedExecution(Execution):
             self._wake(id(go))
         if self._left[stream]:
             return id(come) if come is not None and come.sent == come.taken else id(go)
-        self._ended[index] = 1
-        self._wake(index)
+        self._wake(at)
         if self._moves:
-            self._do(stream, index, step, come, go)
+            self._do(at, step, come, go)
         return None
 
-    def _index(self, stream: int) -> int:
-        return self._flat.first[stream] + self._place[stream]
-
-    def _do(
-        self, stream: int, index: int, step: Step, come: _ConnectionState | None, go: _ConnectionState | None
-    ) -> None:
+    def _do(self, at: _At, step: Step, come: _ConnectionState | None, go: _ConnectionState | None) -> None:
         """The clocks of a step, its accesses and its values."""
-        fifo = self._flat.fifo
+        stream, fifo = at[0], self._fifo
         early = fifo.parts == 1  # what LL and LL128 do before others would
         before = self._end_of[stream]
         start = np.zeros(len(self._blocks), dtype=np.int32) if before is None else before.copy()
-        for other in self._flat.waits[index]:
+        for other in self._waits[stream][at[1]]:
             np.maximum(start, self._posted[other], out=start)
             self._awaited[other] -= 1
             if not self._awaited[other]:
@@ -159,7 +179,7 @@ class TwoSidedExecution(Execution):
             freed = long_freed if early else go.ends.get(number)
             if long_freed is not None:
                 np.maximum(start, long_freed, out=start)
-        self._message[index] = (index, 0) if message is None else (message.begun_by, message.passed + 1)
+        self._message[at] = (at, 0) if message is None else (message.begun_by, message.passed + 1)
         moved = self._access(stream, step, start, message)
         end = start.copy()
         if message is not None and come is not None:
@@ -171,20 +191,19 @@ class TwoSidedExecution(Execution):
             np.maximum(end, freed, out=end)
         end[stream] = self._place[stream] + 1
         self._end_of[stream] = end
-        if self._awaited[index]:
-            self._posted[index] = end
+        if self._awaited[at]:
+            self._posted[at] = end
         if come is not None:
             come.ends[come.receives] = end
             come.receives += 1
         if go is not None:
-            go.messages.append(_MessageInFlight(start, end, step.code.writes, *self._message[index], moved))
-        rank = self._blocks[stream][0]
-        self._outcome.done.append((rank, self._block[stream], step))
+            sent = self._values.sent(self._blocks[stream][0], moved)
+            go.messages.append(_MessageInFlight(start, end, step.code.writes, *self._message[at], sent))
 
     def _access(self, stream: int, step: Step, start: Clock, message: _MessageInFlight | None) -> list[int]:
         """Touch what a step reads and writes; what it writes or sends."""
         rank, place = self._blocks[stream][0], self._place[stream]
-        clock: Sequence[int] | Clock = start if step.count < 8 else start.tolist()  # the faster to look at
+        clock: AnyClock = start if step.count < 8 else start.tolist()  # the faster to look at
         cells, add = self._cells[rank], self._values.sum
         moved = None if message is None else message.values
         source = None if step.source is None else self._place_of(stream, step.source)[1]
@@ -201,35 +220,28 @@ class TwoSidedExecution(Execution):
             for offset, cell in enumerate(target):
                 self._touch(rank, cell, Access(stream, place, offset, _WRITES), clock, writes=True)
             if step.code is Code.REDUCE:
-                moved = list(map(add, cells[target.start : target.stop], moved))
+                moved = list(map(add, moved, cells[target.start : target.stop]))
             cells[target.start : target.stop] = moved
         return moved
 
-    def _apart(
-        self,
-        rank: int,
-        cell: int,
-        first: Access,
-        second: Access,
-        clock: Sequence[int] | Clock,
-        made_of: frozenset[int],
-    ) -> bool:
+    def _apart(self, met: Clash) -> bool:
         """Whether they are of one block, or one message passes both, piece by piece, the earlier first."""
+        first, second = met.first, met.second
         if first.stream == second.stream:
             return True
-        if first.offset > second.offset or (first.manner == _WRITES and self._flat.fifo.parts == 1):
+        if first.offset > second.offset or (first.manner == _WRITES and self._fifo.parts == 1):
             return False
-        one, other = (self._message[self._flat.first[it.stream] + it.number] for it in (first, second))
+        one, other = (self._message[it.stream, it.number] for it in (first, second))
         return one[0] == other[0] and one[1] < other[1]
 
     def _why(self, stream: int) -> Waiting:
-        flat, index, place = self._flat, self._index(stream), self._place[stream]
-        step, block = flat.steps[index], self._block[stream]
-        if index in flat.never:
-            return Waiting(stream, place, flat.never[index], None)
-        for before in flat.waits[index]:
-            if not self._ended[before]:
-                return Waiting(stream, place, f"waits for {flat.name(before)}", flat.block[before])
+        place, block = self._place[stream], self._block[stream]
+        step = self._steps[stream][place]
+        if (stream, place) in self._never:
+            return Waiting(stream, place, self._never[stream, place], None)
+        for before in self._waits[stream][place]:
+            if not self._has_ended(before):
+                return Waiting(stream, place, f"waits for {self._named(*before)}", before[0])
         come, go = self._in[stream], self._out[stream]
         if step.code.receives and come is None:
             reason = "waits for a message, and the block has no one to receive from"
@@ -240,16 +252,14 @@ class TwoSidedExecution(Execution):
         if go is None:
             return Waiting(stream, place, "has no one to send to", None)
         what = f"room in the FIFO to rank {block.send} on channel {block.channel}"
-        reason = f"waits for {what}, which holds {flat.fifo.messages} messages"
+        reason = f"waits for {what}, which holds {self._fifo.messages} messages"
         return Waiting(stream, place, reason, go.receiver if go.receiver >= 0 else None)
 
     def _when(self) -> str:
         """From which size on, where smaller ones end: messages of more chunks need less room."""
-        most = max((step.count for step in self._flat.steps), default=1)
+        most = max((step.count for row in self._steps for step in row), default=1)
         for chunks in range(self._together + 1, most + 1):
-            tried = TwoSidedExecution(
-                self._program, self._flat, in_place=self._in_place, together=chunks, moves=False
-            )
+            tried = TwoSidedExecution(self._program, in_place=self._in_place, together=chunks, moves=False)
             if not tried._go():
                 size = largest_bytes(self._program, chunks)
                 return f" above {size} bytes, where less than {chunks} chunks fit a message"

@@ -22,7 +22,7 @@ packets out of scratch, where they are made first.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import groupby
@@ -82,8 +82,8 @@ NEAR = Fraction(19, 20)
 Seat: TypeAlias = tuple[int, int]
 """A block of the two-sided program, and which of the blocks that it is cut into."""
 
-Place: TypeAlias = tuple[int, int, int]
-"""Rank, block of the two-sided program, step."""
+Place: TypeAlias = tuple[int, int]
+"""Block of the two-sided program, step."""
 
 _O = TypeVar("_O", OneTime, Operation)
 
@@ -266,30 +266,38 @@ def _beyond(program: GlobalProgram) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _PlacedMessage:
-    """One message: the step at each end, where it lands, and the connection that it goes over."""
+    """Where one message lands, the connection that it goes over at both ends, whether it is its last one."""
 
-    sender: Place
-    receiver: Place
     lands: Span
+    leaving: Connection
+    arriving: Connection
     last: bool = False
-    number: int = 0
-    kind: str = "memory"
 
 
 @dataclass(slots=True)
 class _Work:
-    """What one step becomes.
+    """One step and what it becomes.
 
     Attributes:
+        step: of the two-sided program.
+        seat: the block that it goes to.
         chunk: whose loop it belongs to; None for none.
-        count: chunks of the program that it moves.
+        room: where a sum of packets stands that is only passed on, as no operation makes one without.
+        come: the message that it takes.
+        go: the message that it makes.
+        gives: semaphores that it releases, and whether piece by piece.
         before: for once, before the loop.
         each: for each piece.
         after: for once, after the loop.
     """
 
+    step: Step
+    seat: Seat
     chunk: int | None
-    count: int
+    room: Span | None = None
+    come: _PlacedMessage | None = None
+    go: _PlacedMessage | None = None
+    gives: list[tuple[int, bool]] = field(default_factory=list)
     before: list[OneTime] = field(default_factory=list)
     each: list[OneTime] = field(default_factory=list)
     after: list[OneTime] = field(default_factory=list)
@@ -297,19 +305,23 @@ class _Work:
 
 @dataclass(slots=True)
 class _Seat:
-    """One block that comes out: operations, connections by their ends."""
+    """One block that comes out.
 
-    ends: dict[Connection, None] = field(default_factory=dict)
+    Attributes:
+        body: its steps.
+        arriving: connections on which it gets messages.
+        leaving: those on which it sends some.
+        ends: those that it names, by memory before those by proxies, as plans list them.
+        acquires: semaphores of the part of its block before it.
+        releases: those of the part behind it.
+    """
+
+    body: list[_Work] = field(default_factory=list)
     arriving: dict[Connection, None] = field(default_factory=dict)
     leaving: dict[Connection, None] = field(default_factory=dict)
-    body: list[_Work] = field(default_factory=list)
+    ends: list[Connection] = field(default_factory=list)
     acquires: list[int] = field(default_factory=list)
     releases: list[int] = field(default_factory=list)
-
-    def channel(self, end: Connection) -> int:
-        """Its place among the connections."""
-        self.ends.setdefault(end)
-        return list(self.ends).index(end)
 
 
 class _Translation:
@@ -326,256 +338,211 @@ class _Translation:
         self._ways = ways
         self._per_host = ranks_per_host
         self._packets = draft.protocol is not Protocol.SIMPLE
-        self._blocks = [blocks for blocks, _ in two_sided]
-        self._scratch = [scratch for _, scratch in two_sided]
-        self._made_room()
-        self._seat_of = {rank: self._cut(rank) for rank in range(len(self._blocks))}
-        self._sent: dict[Place, _PlacedMessage] = {}
-        self._taken: dict[Place, _PlacedMessage] = {}
-        self._slots = [(scratch + 1) // 2 if self._packets else scratch for scratch in self._scratch]
-        self._match()
+        self._works = [dict(self._cut(blocks)) for blocks, _ in two_sided]
+        self._slots: list[int] = []
+        for works, (_, size) in zip(self._works, two_sided, strict=True):
+            first = size
+            for work in works.values():
+                if self._packets and work.step.code is Code.RECEIVE_REDUCE_SEND:
+                    work.room = Span(Memory.SCRATCH, first, work.step.count)
+                    first += work.step.count
+            self._slots.append((first + 1) // 2 if self._packets else first)
+        self._match([blocks for blocks, _ in two_sided])
 
     def program(self, channels: int) -> GlobalProgram:
         """All ranks."""
-        return replace(self._draft, parts=tuple(map(self._part, range(len(self._blocks)))), channels=channels)
+        return replace(self._draft, parts=tuple(map(self._part, range(len(self._works)))), channels=channels)
 
-    def _steps(self, rank: int, block: int) -> list[Step]:
-        return [step for step in self._blocks[rank][block].operations if isinstance(step, Step)]
-
-    def _places(self, rank: int) -> Iterator[tuple[Place, Step]]:
-        """The steps of a rank, block after block."""
-        for number in range(len(self._blocks[rank])):
-            yield from (((rank, number, at), step) for at, step in enumerate(self._steps(rank, number)))
-
-    def _made_room(self) -> None:
-        """Sums of packets that are only passed on need a place: no operation makes them without."""
-        self._room: dict[Place, Span] = {}
-        if not self._packets:
-            return
-        for rank in range(len(self._blocks)):
-            for place, step in self._places(rank):
-                if step.code is Code.RECEIVE_REDUCE_SEND:
-                    self._room[place] = Span(Memory.SCRATCH, self._scratch[rank], step.count)
-                    self._scratch[rank] += step.count
-
-    def _cut(self, rank: int) -> list[list[int]]:
-        """Of each block, which of the blocks that it is cut into each step goes to."""
-        result = []
-        for number in range(len(self._blocks[rank])):
-            seats, seat, used, chunk = [], 0, _AROUND, -1
-            for step in self._steps(rank, number):
+    def _cut(self, blocks: Sequence[ThreadBlock]) -> Iterator[tuple[Place, _Work]]:
+        """The steps of a rank, each with the block that it goes to of those that its own is cut into."""
+        loops = self._ways.piece_bytes is not None
+        for number, block in enumerate(blocks):
+            part, used, chunk = 0, _AROUND, -1
+            for at, step in enumerate(block.operations):
+                assert isinstance(step, Step), "it is two-sided"
                 sends = (3 if self._per_host is None or not self._packets else 6) * step.code.sends
                 cost = 2 * bool(step.after) + 2 + 4 * step.code.receives + sends + 2 * step.posts
-                if self._ways.piece_bytes is not None and step.chunk != chunk:
+                if loops and step.chunk != chunk:
                     cost, chunk = cost + 1, step.chunk or 0
                 if used + cost > limits.OPERATIONS:
-                    seat, used = seat + 1, _AROUND
+                    part, used = part + 1, _AROUND
                 used += cost
-                seats.append(seat)
-            result.append(seats)
-        return result
+                # Copies before the first step are of no chunk.
+                in_loop = loops and step.chunk is not None and step.chunk >= 0
+                yield (number, at), _Work(step, (number, part), step.chunk if in_loop else None)
 
-    def _loop(self, place: Place) -> int | None:
-        """The chunk in whose loop a step is; None for none. Copies before the first step are of no chunk."""
-        rank, block, at = place
-        chunk = self._steps(rank, block)[at].chunk
-        return chunk if self._ways.piece_bytes is not None and chunk is not None and chunk >= 0 else None
-
-    def _together(self, before: Place, after: Place) -> bool:
-        """Whether one waits for the other piece by piece, or as two steps that are not cut."""
-        return self._loop(before) == self._loop(after)
-
-    def _seat(self, place: Place) -> Seat:
-        rank, block, step = place
-        return block, self._seat_of[rank][block][step]
-
-    def _match(self) -> None:
+    def _match(self, blocks: Sequence[Sequence[ThreadBlock]]) -> None:
         """Sends with their receives, in order; where messages land; connections, one for each two blocks."""
-        sends: dict[tuple[int, int, int], list[Place]] = defaultdict(list)
-        receives: dict[tuple[int, int, int], list[Place]] = defaultdict(list)
-        for rank, blocks in enumerate(self._blocks):
-            for place, step in self._places(rank):
-                block = blocks[place[1]]
-                if step.code.sends and block.send is not None:
-                    sends[rank, block.send, block.channel].append(place)
-                if step.code.receives and block.receive is not None:
-                    receives[block.receive, rank, block.channel].append(place)
+        sends: dict[tuple[int, int, int], list[_Work]] = defaultdict(list)
+        receives: dict[tuple[int, int, int], list[_Work]] = defaultdict(list)
+        for rank, works in enumerate(self._works):
+            for (number, _), work in works.items():
+                block = blocks[rank][number]
+                if work.step.code.sends and block.send is not None:
+                    sends[rank, block.send, block.channel].append(work)
+                if work.step.code.receives and block.receive is not None:
+                    receives[block.receive, rank, block.channel].append(work)
         numbers: dict[tuple[int, int, str], int] = defaultdict(int)
-        of_pair: dict[tuple[int, Seat, int, Seat], int] = {}
         latest: dict[tuple[int, Seat, int, Seat], _PlacedMessage] = {}
-        for link in sorted(sends):
-            for sender, receiver in zip(sends[link], receives[link], strict=True):
-                message = _PlacedMessage(sender, receiver, self._landing(receiver))
-                message.kind = self._kind(sender[0], receiver[0])
-                key = sender[0], self._seat(sender), receiver[0], self._seat(receiver)
-                pair = min(sender[0], receiver[0]), max(sender[0], receiver[0]), message.kind
-                if key not in of_pair:
-                    of_pair[key] = numbers[pair]
+        for src, dst, channel in sorted(sends):
+            kind = "memory"
+            if self._per_host is not None and src // self._per_host != dst // self._per_host:
+                kind = "port"
+            for sender, receiver in zip(sends[src, dst, channel], receives[src, dst, channel], strict=True):
+                key = src, sender.seat, dst, receiver.seat
+                if key in latest:
+                    number = latest[key].leaving.number
+                else:
+                    pair = min(src, dst), max(src, dst), kind
+                    number = numbers[pair]
                     numbers[pair] += 1
-                message.number = of_pair[key]
-                latest[key] = message
-                self._sent[sender] = self._taken[receiver] = message
+                message = _PlacedMessage(
+                    self._landing(dst, receiver.step),
+                    Connection(dst, kind, number),
+                    Connection(src, kind, number),
+                )
+                latest[key] = sender.go = receiver.come = message
         for message in latest.values():
             message.last = True
 
-    def _kind(self, rank: int, peer: int) -> str:
-        if self._per_host is None or rank // self._per_host == peer // self._per_host:
-            return "memory"
-        return "port"
-
-    def _landing(self, receiver: Place) -> Span:
-        rank, block, at = receiver
-        step = self._steps(rank, block)[at]
+    def _landing(self, rank: int, step: Step) -> Span:
+        """Where the message that a step takes is put."""
         if self._ways.direct and not step.code.reads:
             assert step.target is not None, "a step that does not add writes"
             return replace(step.target, rank=rank)
+        return self._scratch(rank, step.count, rank)
+
+    def _scratch(self, rank: int, count: int, seen_from: int | None = None) -> Span:
+        """Scratch of a message's own."""
         start = self._slots[rank]
-        self._slots[rank] += step.count
-        return Span(Memory.SCRATCH, start, step.count, rank, self._packets)
+        self._slots[rank] += count
+        return Span(Memory.SCRATCH, start, count, seen_from, self._packets)
 
     def _part(self, rank: int) -> RankPart:
-        seats: dict[Seat, _Seat] = {}
-        for number, of_steps in enumerate(self._seat_of[rank]):
-            for seat in of_steps:
-                seats.setdefault((number, seat), _Seat())
-        semaphores = self._semaphores(rank, seats)
-        for place, step in self._places(rank):
-            self._step(step, place, seats[self._seat(place)], semaphores)
+        seats: dict[Seat, _Seat] = defaultdict(_Seat)
+        works = self._works[rank]
+        for work in works.values():
+            seats[work.seat].body.append(work)
+        for seat in seats.values():
+            self._connect(seat)
+        semaphores = self._wait(works, seats)
+        for work in works.values():
+            self._step(rank, work, seats[work.seat])
         return RankPart(
-            tuple(self._block(seat) for seat in seats.values()),
+            tuple(map(self._block, seats.values())),
             *self._ranks.buffers(rank),
             self._slots[rank],
-            (0,) * self._semaphore_count,
+            (0,) * semaphores,
         )
 
-    def _semaphores(self, rank: int, seats: dict[Seat, _Seat]) -> dict[tuple[Seat, Seat, bool], int]:
-        """One for each two blocks of which one waits for the other; parts of a block follow each other.
+    def _connect(self, seat: _Seat) -> None:
+        """Connections of a block; packets by memory need none that they name."""
+        used: dict[Connection, None] = {}
+        for work in seat.body:
+            if work.come is not None:
+                seat.arriving.setdefault(work.come.arriving)
+                used |= {} if self._packets else {work.come.arriving: None}
+            if work.go is not None:
+                end = work.go.leaving
+                seat.leaving.setdefault(end)
+                used |= {} if self._packets and end.kind == "memory" else {end: None}
+        if self._ways.greet:
+            used |= seat.arriving | seat.leaving
+        seat.ends = sorted(used, key=attrgetter("kind"))
 
-        What is waited for once and what is waited for piece by piece are counted apart.
+    def _wait(self, works: Mapping[Place, _Work], seats: Mapping[Seat, _Seat]) -> int:
+        """Let steps wait for others by semaphores, and parts of a block for each other; how many these are.
+
+        There is one for each two blocks of which one waits for the other. What is waited for once and what is
+        waited for piece by piece, as both are of one loop or of none, are counted apart.
         """
         found: dict[tuple[Seat, Seat, bool], int] = {}
-        self._releasing: dict[Place, list[tuple[int, bool]]] = defaultdict(list)
-        for place, step in self._places(rank):
-            for after in step.after:
-                before = rank, after.block, after.step
-                together = self._together(before, place)
-                key = self._seat(before), self._seat(place), together
-                self._releasing[before].append((found.setdefault(key, len(found)), together))
-        for (number, part), seat in seats.items():
-            if part:
-                semaphore = len(found)
-                found[(number, part - 1), (number, part), False] = semaphore
-                seat.acquires.append(semaphore)
-                seats[number, part - 1].releases.append(semaphore)
-        self._semaphore_count = len(found)
-        return found
+        for work in works.values():
+            waits: tuple[list[int], list[int]] = [], []
+            for after in work.step.after:
+                before = works[after.block, after.step]
+                together = before.chunk == work.chunk
+                semaphore = found.setdefault((before.seat, work.seat, together), len(found))
+                before.gives.append((semaphore, together))
+                waits[together].append(semaphore)
+            for rows, taken in zip((work.before, work.each), waits, strict=True):
+                rows.extend(_by_sixteens(Acquire, taken))
+                if taken:
+                    rows.append(Synchronize())
+        parts = [seat for seat in seats if seat[1]]
+        for semaphore, (number, part) in enumerate(parts, len(found)):
+            seats[number, part].acquires.append(semaphore)
+            seats[number, part - 1].releases.append(semaphore)
+        return len(found) + len(parts)
 
-    def _step(
-        self, step: Step, place: Place, seat: _Seat, semaphores: dict[tuple[Seat, Seat, bool], int]
-    ) -> None:
-        work = _Work(self._loop(place), step.count)
-        seat.body.append(work)
+    def _step(self, rank: int, work: _Work, seat: _Seat) -> None:
         body = work.each
-        here = self._seat(place)
-        befores = [(place[0], after.block, after.step) for after in step.after]
-        for rows, together in ((work.before, False), (body, True)):
-            chosen = [before for before in befores if self._together(before, place) is together]
-            waits = [semaphores[self._seat(before), here, together] for before in chosen]
-            rows += [Acquire(tuple(waits[at : at + 16])) for at in range(0, len(waits), 16)]
-            if waits:
-                rows.append(Synchronize())
-        come, go = self._taken.get(place), self._sent.get(place)
-        if come is not None:
-            end = Connection(come.sender[0], come.kind, come.number)
-            seat.arriving.setdefault(end)
-            if not self._packets:
-                body += [Wait((seat.channel(end),)), Synchronize()]
-        if go is not None:
-            seat.leaving.setdefault(Connection(go.receiver[0], go.kind, go.number))
+        if work.come is not None and not self._packets:
+            body += [Wait((seat.ends.index(work.come.arriving),)), Synchronize()]
+        landed = None if work.come is None else replace(work.come.lands, rank=None)
         if self._packets:
-            self._with_packets(step, place, seat, come, go)
+            self._with_packets(rank, work, landed, seat)
         else:
-            self._plain(step, seat, come, go)
+            self._plain(work, landed, seat)
         for rows, together in ((body, True), (work.after, False)):
-            release = [semaphore for semaphore, each in self._releasing.get(place, ()) if each is together]
+            release = [semaphore for semaphore, each in work.gives if each is together]
             if release and not (rows and isinstance(rows[-1], Signal)):
                 rows.append(Synchronize())
-            rows += [Release(tuple(release[at : at + 16])) for at in range(0, len(release), 16)]
+            rows.extend(_by_sixteens(Release, release))
 
-    def _plain(self, step: Step, seat: _Seat, come: _PlacedMessage | None, go: _PlacedMessage | None) -> None:
-        body = seat.body[-1].each
-        source, target = step.source, step.target
-        landed = None if come is None else replace(come.lands, rank=None)
-        read: tuple[Span, ...]
-        local: tuple[Span, ...]
-        if step.code.reads and landed is not None:
-            assert source is not None, "it reads"
-            result, read = target or landed, (source, landed)
-        elif landed is not None:
-            assert target is not None, "it writes"
-            result, read = target, (landed,)
-        else:
-            assert source is not None, "it reads"
-            result, read = target or source, (source,)
+    def _plain(self, work: _Work, landed: Span | None, seat: _Seat) -> None:
+        body, go = work.each, work.go
+        read = tuple(span for span in (work.step.source, landed) if span is not None)
+        result = work.step.target or read[-1]
         local = () if read == (result,) else (result,)
-        if go is None:
-            if local:
-                body.append(Move(read, local))
-            return
-        far = go.lands
-        if go.kind == "port":
-            if local:
-                body += [Move(read, local), Synchronize()]
-            channel = seat.channel(Connection(go.receiver[0], go.kind, go.number))
-            body += [Move((result,), (far,), channel), Signal((channel,))]
-            if go.last or self._ways.flush:
-                body.append(Flush((channel,)))
-            return
-        if len(read) == 1 and local:  # nothing copies to two places at once
+        # Nothing copies to two places at once, and proxies only copy.
+        if local and (go is None or go.leaving.kind == "port" or len(read) == 1):
             body.append(Move(read, local))
+            if go is not None and go.leaving.kind == "port":
+                body.append(Synchronize())
             local = ()
-        body += [Move(read, (*local, far)), Synchronize()]
-        body.append(Signal((seat.channel(Connection(go.receiver[0], go.kind, go.number)),)))
+        if go is None:
+            return
+        channel = seat.ends.index(go.leaving)
+        if go.leaving.kind == "memory":
+            body += [Move(read, (*local, go.lands)), Synchronize(), Signal((channel,))]
+            return
+        body += [Move((result,), (go.lands,), channel), Signal((channel,))]
+        if go.last or self._ways.flush:
+            body.append(Flush((channel,)))
 
-    def _with_packets(
-        self, step: Step, place: Place, seat: _Seat, come: _PlacedMessage | None, go: _PlacedMessage | None
-    ) -> None:
-        body = seat.body[-1].each
-        source, target = step.source, step.target
-        landed = None if come is None else replace(come.lands, rank=None)
-        by_proxy = go is not None and go.kind == "port"
+    def _with_packets(self, rank: int, work: _Work, landed: Span | None, seat: _Seat) -> None:
+        body, go = work.each, work.go
+        source, target = work.step.source, work.step.target
+        by_proxy = go is not None and go.leaving.kind == "port"
         far = () if go is None or by_proxy else (go.lands,)
         passed = landed  # as it stands in scratch, where nobody adds to it
         if landed is None:
             assert source is not None, "it reads"
             if by_proxy:
-                passed = self._staged(source, seat, place)
+                passed = self._staged(rank, source, body)
             if not by_proxy or target is not None:
                 body.append(Move((source,), far or (target or source,)))
-        elif step.code.reads:
-            assert source is not None, "it reads"
-            result = target if target is not None else self._room[place]
+        elif source is not None:
+            result = target or work.room
+            assert result is not None, "a sum has its place"
             body.append(Move((source, landed), (result, *far)))
             if by_proxy:
                 body.append(Synchronize())
-                passed = self._staged(result, seat, place)
+                passed = self._staged(rank, result, body)
         else:
             assert target is not None, "it writes"
-            if far:
-                body.append(Move((landed,), far))
-            body.append(Move((landed,), (target,)))
+            body += [Move((landed,), (span,)) for span in (*far, target)]
         if by_proxy and go is not None and passed is not None:
             # All threads have seen all packets before one tells the proxy.
-            channel = seat.channel(Connection(go.receiver[0], go.kind, go.number))
+            channel = seat.ends.index(go.leaving)
             body += [Synchronize(), Move((passed,), ()), Synchronize(), Move((passed,), (go.lands,), channel)]
         body.append(Synchronize())
 
-    def _staged(self, data: Span, seat: _Seat, place: Place) -> Span:
+    def _staged(self, rank: int, data: Span, body: list[OneTime]) -> Span:
         """Data made packets in scratch of their own, whence a proxy takes them."""
-        rank = place[0]
-        room = Span(Memory.SCRATCH, self._slots[rank], data.count, packets=True)
-        self._slots[rank] += data.count
-        seat.body[-1].each.append(Move((data,), (room,)))
+        room = self._scratch(rank, data.count)
+        body.append(Move((data,), (room,)))
         return room
 
     def _block(self, seat: _Seat) -> ThreadBlock:
@@ -584,7 +551,7 @@ class _Translation:
         if self._ways.greet:
             for ends, make in ((seat.arriving, Signal), (seat.leaving, Wait)):
                 for kind in ("memory", "port"):
-                    chosen = [seat.channel(end) for end in ends if end.kind == kind]
+                    chosen = [seat.ends.index(end) for end in ends if end.kind == kind]
                     for at in range(0, len(chosen), limits.CHANNELS_OF_OPERATION):
                         relaxed = kind == "memory"
                         head.append(make(tuple(chosen[at : at + limits.CHANNELS_OF_OPERATION]), relaxed))
@@ -598,7 +565,7 @@ class _Translation:
             kept.pop()
         if kept and isinstance(kept[0], Synchronize):
             kept.pop(0)
-        return _in_order(ThreadBlock(tuple(kept), connections=tuple(seat.ends)))
+        return ThreadBlock(tuple(kept), connections=tuple(seat.ends))
 
     def _looped(self, body: list[_Work]) -> Iterator[Operation]:
         """What steps become, those of a chunk in one loop."""
@@ -611,9 +578,16 @@ class _Translation:
             for work in works:
                 yield from work.before
             each = _without_repeats([operation for work in works for operation in work.each])
-            yield Loop(tuple(each), works[0].count, works[0].count * self._ways.piece_bytes)
+            count = works[0].step.count
+            yield Loop(tuple(each), count, count * self._ways.piece_bytes)
             for work in works:
                 yield from work.after
+
+
+def _by_sixteens(make: type[Acquire | Release], semaphores: Sequence[int]) -> list[Acquire | Release]:
+    """Operations on so many semaphores as one of them takes at most."""
+    most = limits.SEMAPHORES_OF_OPERATION
+    return [make(tuple(semaphores[at : at + most])) for at in range(0, len(semaphores), most)]
 
 
 def _without_repeats(rows: list[_O]) -> list[_O]:
@@ -623,27 +597,3 @@ def _without_repeats(rows: list[_O]) -> list[_O]:
         for at, operation in enumerate(rows)
         if not (at and isinstance(operation, Synchronize) and isinstance(rows[at - 1], Synchronize))
     ]
-
-
-def _in_order(block: ThreadBlock) -> ThreadBlock:
-    """Connections by memory before those by proxies, as plans list them."""
-    order = sorted(range(len(block.connections)), key=lambda at: (block.connections[at].kind, at))
-    number = {old: new for new, old in enumerate(order)}
-
-    def moved(operation: OneTime) -> OneTime:
-        if isinstance(operation, (Signal, Wait, Flush)):
-            return replace(operation, channels=tuple(number[channel] for channel in operation.channels))
-        if isinstance(operation, Move) and operation.channel is not None:
-            return replace(operation, channel=number[operation.channel])
-        return operation
-
-    return replace(
-        block,
-        operations=tuple(
-            replace(each, operations=tuple(map(moved, each.operations)))
-            if isinstance(each, Loop)
-            else moved(each)
-            for each in block.operations
-        ),
-        connections=tuple(block.connections[at] for at in order),
-    )

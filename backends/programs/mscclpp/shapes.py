@@ -1,17 +1,14 @@
 """The form of MSCCL++'s execution plans: which keys there are and what each takes, checked by pydantic.
 
-Of keys that nobody knows the runtime takes no notice: `passed_over` names them.
+Of keys that nobody knows the runtime takes no notice; `reader` names them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, NotRequired, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypeAlias
 
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
-
-from arborcast.synth.formats.numerals import shorten
 
 MAX_CELLS = 1 << 22
 MAX_OPERATIONS = 1 << 18
@@ -29,17 +26,49 @@ MemoryName: TypeAlias = Literal["i", "o", "s"]
 Carrier: TypeAlias = Literal["memory", "port"]
 ChannelType: TypeAlias = Literal["memory", "port", "switch"]
 
-SUMS = {
-    "re": ("near", 1, False),
-    "res": ("near", 1, True),
-    "rre": ("far", 1, False),
-    "rres": ("far", 1, True),
-    "repkt": ("packets", 1, False),
-    "respkt": ("packets", 1, True),
-    "recpkt": ("packets", 2, False),
-    "recspkt": ("packets", 2, True),
+
+class MoveForm(NamedTuple):
+    """What an operation that moves data reads and writes.
+
+    Its ends are `own` memory, that of others (`far`), or of all ranks of a switch (`group`), each with or
+    without packets; packets of its own are read from scratch.
+
+    Attributes:
+        first: where its first source is.
+        others: where all further ones are; empty where there are none.
+        own: where targets of the rank itself are.
+        sent: where all further targets are; empty where there are none.
+    """
+
+    first: str
+    others: str = ""
+    own: tuple[str, ...] = ()
+    sent: str = ""
+
+
+FORMS = {
+    "put": MoveForm("own", sent="far"),
+    "pws": MoveForm("own", sent="far"),
+    "pwsf": MoveForm("own", sent="far"),
+    "ppkt": MoveForm("own", sent="far packets"),
+    "rppkt": MoveForm("own packets", sent="far packets"),
+    "copy": MoveForm("own", own=("own",)),
+    "cpkt": MoveForm("own", own=("own packets",)),
+    "upkt": MoveForm("own packets", own=("own",)),
+    "get": MoveForm("far", own=("own",)),
+    "glres": MoveForm("group", own=("group",)),
+    "gstore": MoveForm("own", own=("group",)),
+    "gstorepkt": MoveForm("any packets", own=("group packets",)),
+    "re": MoveForm("own", "own", ("own",)),
+    "res": MoveForm("own", "own", ("own",), "far"),
+    "rre": MoveForm("own", "far", ("own",)),
+    "rres": MoveForm("own", "far", ("own",), "far"),
+    "repkt": MoveForm("own", "own packets", ("own",)),
+    "respkt": MoveForm("own", "own packets", ("own",), "far packets"),
+    "recpkt": MoveForm("own", "own packets", ("own", "own packets")),
+    "recspkt": MoveForm("own", "own packets", ("own", "own packets"), "far packets"),
 }
-"""Of each sum: where all sources but the first are, how many targets are the rank's own, if others get it."""
+"""Of each operation that moves data. Of two alike, the first one does no more than that."""
 
 OperationName: TypeAlias = Literal[
     "nop", "barrier", "flush", "sem_acquire", "sem_release", "signal", "rlxsignal", "wait", "rlxwait",
@@ -192,10 +221,3 @@ class PlanShape(TypedDict):
     min_message_size: NotRequired[Bytes]
     max_message_size: NotRequired[Bytes]
     num_threads_per_block: NotRequired[Number]
-
-
-def passed_over(entry: Mapping[str, Any], shape: type, where: str) -> Iterable[str]:
-    """A line that names the keys of an entry that its shape does not have, if there are any."""
-    strange = sorted(set(entry) - set(shape.__annotations__))
-    if strange:
-        yield f"{where}: {', '.join(map(shorten, strange[:8]))} passed over by the runtime"

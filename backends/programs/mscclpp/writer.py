@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from arborcast.backends.programs.mscclpp import limits
+from arborcast.backends.programs.mscclpp.shapes import FORMS, MoveForm
 from arborcast.backends.programs.program import (
     Acquire,
     Barrier,
@@ -214,10 +215,7 @@ class _BlockWriter:
             name, used = "pws", 1
             if following[1:] and following[1] == Flush((channel,)):
                 name, used = "pwsf", 2
-        entry = self._named(name, [channel])
-        entry["src_buff"] = [_local(move.sources[0])]
-        entry["dst_buff"] = [self._remote(move.targets[0], "port")]
-        return entry, used
+        return self._put(name, channel, move.sources[0], move.targets[0]), used
 
     def _packets_by_proxy(self, read: Move, following: Sequence[Operation]) -> Entry:
         """Packets of the rank's scratch, all of them awaited, as a proxy puts them elsewhere."""
@@ -225,11 +223,12 @@ class _BlockWriter:
             case [Synchronize(), Move(sources=sources, targets=(far,), channel=channel, thread=0)] if (
                 sources == read.sources and len(sources) == 1 and far.packets and channel is not None
             ):
-                entry = self._named("rppkt", [channel])
-                entry["src_buff"] = [_local(sources[0])]
-                entry["dst_buff"] = [self._remote(far, "port")]
-                return entry
+                return self._put("rppkt", channel, sources[0], far)
         raise ProgramError(f"{read}: is only read where a proxy then puts it")
+
+    def _put(self, name: str, channel: int, source: Span, target: Span) -> Entry:
+        ends = {"src_buff": [_local(source)], "dst_buff": [self._remote(target, "port")]}
+        return {**self._named(name, [channel]), **ends}
 
     def _by_threads(self, move: Move) -> Entry:
         if move.switch:
@@ -250,13 +249,12 @@ class _BlockWriter:
         adds = move.sources[0].rank is not None
         if adds and packets:
             raise ProgramError(f"{move}: switches add no packets")
-        entry: Entry = {
+        return {
             "name": "glres" if adds else "gstorepkt" if packets else "gstore",
             "channel_type": "switch",
+            "src_buff": [self._group(move.sources) if adds else _local(move.sources[0])],
+            "dst_buff": [self._group(move.targets)],
         }
-        entry["src_buff"] = [self._group(move.sources) if adds else _local(move.sources[0])]
-        entry["dst_buff"] = [self._group(move.targets)]
-        return entry
 
     def _group(self, spans: Sequence[Span]) -> Entry:
         number = _place(self._switch, self._gpu.group(spans))
@@ -270,38 +268,27 @@ class _BlockWriter:
         return {"buffer_id": number, "index": span.start, "size": span.count}
 
 
-def _name(move: Move) -> str:  # noqa: PLR0911  (a table of cases)
+_NAMES = {form: name for name, form in reversed(FORMS.items())} | {
+    MoveForm("own", "", ("own",), "far"): "res"
+}
+
+
+def _name(move: Move) -> str:
     """The operation that does a move by the threads of a block."""
-    first, *more = move.sources
-    near = [span for span in move.targets if span.rank is None]
-    far = [span for span in move.targets if span.rank is not None]
-    shape = len(move.sources) > 1, len(near), bool(far)
-    if move.packets:
-        ready = all(span.packets for span in far) and not any(span.rank is not None for span in move.sources)
-        added = not first.packets and all(span.packets for span in more)
-        match shape:
-            case (False, 0, True) if ready:
-                return "rppkt" if first.packets else "ppkt"
-            case (False, 1, False) if ready and first.packets is not near[0].packets:
-                return "upkt" if first.packets else "cpkt"
-            case (True, 1, _) if ready and added and not near[0].packets:
-                return "respkt" if far else "repkt"
-            case (True, 2, _) if ready and added and near[1].packets and not near[0].packets:
-                return "recspkt" if far else "recpkt"
-        raise ProgramError(f"{move}: MSCCL++ has no operation for these packets")
-    near_sources = [span for span in more if span.rank is None]
-    match shape:
-        case (False, 0, True) if first.rank is None:
-            return "put"
-        case (False, 1, False) if first.rank is None:
-            return "copy"
-        case (False, 1, False) if first.start == near[0].start:
-            return "get"
-        case (_, 1, _) if first.rank is None and len(near_sources) == len(more):
-            return "res" if far else "re"
-        case (_, 1, _) if first.rank is None and not near_sources:
-            return "rres" if far else "rre"
-    raise ProgramError(f"{move}: MSCCL++ has no operation that does this rightly")
+    first, *more = map(_where, move.sources)
+    near = tuple(_where(span) for span in move.targets if span.rank is None)
+    others, sent = {*more}, {_where(span) for span in move.targets if span.rank is not None}
+    if len(others) < 2 and len(sent) < 2:
+        name = _NAMES.get(MoveForm(first, "".join(others), near, "".join(sent)))
+        if name is not None and (name != "get" or move.sources[0].start == move.targets[0].start):
+            return name
+    what = "for these packets" if move.packets else "that does this rightly"
+    raise ProgramError(f"{move}: MSCCL++ has no operation {what}")
+
+
+def _where(span: Span) -> str:
+    """An end of a move, as forms name it."""
+    return ("own" if span.rank is None else "far") + " packets" * span.packets
 
 
 def _local(span: Span) -> Entry:
