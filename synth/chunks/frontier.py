@@ -163,12 +163,13 @@ def _lifted(frontier: Frontier, ports: Ports) -> Frontier:
     for point in frontier.points:
         schedule = ports.lift(point.schedule)
         rounds = sum(schedule.rounds or ())
+        found = replace(point, schedule=schedule)
         if rounds > point.rounds:
             open_steps.add(point.steps)
             proof = f"streams are held for {rounds} rounds, loads take {point.rounds}"
-            point = replace(point, rounds=rounds, is_proved=False, proof=proof, proved_by=())
-        if not points or point.ratio < points[-1].ratio:
-            points.append(replace(point, schedule=schedule))
+            found = replace(found, rounds=rounds, is_proved=False, proof=proof, proved_by=())
+        if not points or found.ratio < points[-1].ratio:
+            points.append(found)
     complete = frontier.complete and open_steps == set(frontier.open_steps)
     return replace(
         frontier,

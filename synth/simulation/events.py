@@ -293,7 +293,7 @@ def _drawn(seed: int, count: int) -> int:
     mixed = (np.uint64(seed) << np.uint64(32)) + np.uint64(count) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.int64((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1))
+    return int(np.int64((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1)))
 
 
 @kernel
@@ -384,7 +384,8 @@ def _ask(streams: Streams, messages: StreamQueues, pair: int, first: list[tuple[
 @kernel
 def _both_free(streams: Streams, messages: StreamQueues, pair: int) -> bool:
     """Whether sender and receiver have a stream left."""
-    return messages.free[streams.ends[pair, 0]] > 0 and messages.free[streams.ends[pair, 1]] > 0
+    sender, receiver = streams.ends[pair]
+    return bool(messages.free[sender] > 0 and messages.free[receiver] > 0)
 
 
 @kernel
