@@ -39,7 +39,7 @@ UNDERSTOOD: Mapping[str, frozenset[str]] = {
     "link addresses": EVERYBODY,
     "link lanes": EVERYBODY,
     # By the graph with ports (`synth.ports`). What runs a schedule need not keep to them: it stays right.
-    "topology streams": BOUNDS | CHECKERS | METHODS | EXPORTERS | {"frontier of chunks"},
+    "topology streams": BOUNDS | CHECKERS | METHODS | EXPORTERS | {"frontier of chunks", "repair"},
     # Methods that only forward answer on `Topology.forwarding`, which is slower and right.
     "switch reduces": EVERYBODY,
     "switch multicasts": EVERYBODY,
