@@ -38,8 +38,8 @@ UNDERSTOOD: Mapping[str, frozenset[str]] = {
     # Where a cable is reached changes neither rates nor what is right; the process group connects by it.
     "link addresses": EVERYBODY,
     "link lanes": EVERYBODY,
-    # By the graph with ports (`synth.ports`), where no more than chunks of given steps are asked for.
-    "topology streams": BOUNDS | CHECKERS | METHODS - {"method sat", "method smt", "method ilp"},
+    # By the graph with ports (`synth.ports`). What runs a schedule need not keep to them: it stays right.
+    "topology streams": BOUNDS | CHECKERS | METHODS | EXPORTERS | {"frontier of chunks", "repair"},
     # Methods that only forward answer on `Topology.forwarding`, which is slower and right.
     "switch reduces": EVERYBODY,
     "switch multicasts": EVERYBODY,

@@ -103,7 +103,15 @@ def _through_ports(name: str, topology: Topology, collective: Collective, option
 
     ports = Ports.of(topology)
     solve = method_for(name, ports.fabric, collective)
-    return next(lifted((solve(ports.fabric, collective, options) for _ in range(1)), ports.lift))
+    found = next(lifted((solve(ports.fabric, collective, options) for _ in range(1)), ports.lift))
+    needed = sum(found.rounds or ())
+    if options.rounds is not None and needed > options.rounds:
+        size = f"({options.chunks}, {options.steps}, {options.rounds})"
+        raise InfeasibleError(
+            f"{collective.kind} {size}: what was found holds streams for {needed} rounds, as messages over "
+            "slow links do; others are not excluded"
+        )
+    return found
 
 
 def _forwarding(solve: Method, topology: Topology, collective: Collective, options: SolveOptions) -> Schedule:

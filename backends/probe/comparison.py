@@ -10,7 +10,7 @@ import statistics
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from arborcast.backends.probe.inference import Miss, misses
+from arborcast.backends.probe.inference import Miss, keeping, misses
 from arborcast.backends.probe.measurements import Flow, Measurements
 from arborcast.backends.probe.prediction import Predictor, ratio
 from arborcast.synth.errors import InputError
@@ -59,6 +59,7 @@ def compare(
             f"topology {topology.name}: has {topology.ranks} ranks, and {measured.ranks} processes measured; "
             "choose as many with --ranks"
         )
+    measured = keeping(measured, topology.streams)
     name = name or topology.name
     predictor = Predictor(topology)
     said = {flow: predictor.rates([flow]).get(flow) for flow in sorted(measured.solo)}

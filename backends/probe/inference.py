@@ -9,7 +9,8 @@ else is tried: a fabric of another shape gives warnings, each with both numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations, permutations
@@ -68,8 +69,47 @@ class Inference:
     misses: tuple[Miss, ...]
 
 
+def streams_of(measured: Measurements, *, explained: float = EXPLAINED) -> tuple[int | None, ...]:
+    """How many flows of each rank go well at once, out of it and into it; None for any number.
+
+    One more, or fewer than that, clearly got less in sum than one after the other: the most that they got, by
+    more than `explained` below the least of what they got alone.
+    """
+    found: list[int | None] = [None] * measured.ranks
+    for load in measured.loads:
+        for end in (0, 1):
+            ranks = {flow[end] for flow in load.rates}
+            alone = [measured.solo[flow].minimum for flow in load.rates]
+            in_turn = len(alone) / sum(1 / rate for rate in alone)
+            together = sum(rate.maximum for rate in load.rates.values())
+            if len(ranks) == 1 < len(alone) and together * (1 + explained) < in_turn:
+                rank = ranks.pop()
+                found[rank] = min(found[rank] or len(alone), len(alone) - 1)
+    return tuple(found)
+
+
+def keeping(measured: Measurements, streams: Sequence[int | None]) -> Measurements:
+    """Without loads in which a rank sends, or gets, more than its streams: no topology explains those."""
+    limits = {rank: count for rank, count in enumerate(streams) if count is not None}
+    kept = [
+        load
+        for load in measured.loads
+        if all(
+            count <= limits.get(rank, count)
+            for end in (0, 1)
+            for rank, count in Counter(flow[end] for flow in load.rates).items()
+        )
+    ]
+    return replace(measured, loads=tuple(kept))
+
+
 def infer(
-    measured: Measurements, *, name: str = "measured", alike: float = ALIKE, explained: float = EXPLAINED
+    measured: Measurements,
+    *,
+    name: str = "measured",
+    alike: float = ALIKE,
+    explained: float = EXPLAINED,
+    streams: bool = False,
 ) -> Inference:
     """The simplest topology that explains what was measured.
 
@@ -78,7 +118,10 @@ def infer(
         name: of the topology.
         alike: relative difference below which numbers are made equal.
         explained: how far a prediction may be outside the spread of a measurement.
+        streams: whether ranks may have streams (`streams_of`).
     """
+    limits = streams_of(measured, explained=explained) if streams else ()
+    measured = keeping(measured, limits)
     best: tuple[float, Topology, ProbedShape] | None = None
     for shape in candidates(measured, explained=explained):
         topology = fitted(build(shape, measured, name=name, alike=alike), measured, explained=explained)
@@ -87,7 +130,7 @@ def infer(
         if best is None or cost < best[0] - 1e-9:  # the first, which is the simplest, among equals
             best = cost, topology, shape
     assert best is not None  # there is always the shape of direct links
-    topology = best[1]
+    topology = replace(best[1], streams=limits)
     if measured.message_us is not None:
         topology = replace(topology, message_us=rounded(max(measured.message_us.median, LEAST_US)))
     return Inference(topology, best[2], misses(topology, measured, explained=explained))

@@ -24,7 +24,14 @@ import torch.distributed as dist
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.measure.torchrun import one_line
 from arborcast.backends.probe.measurements import Flow, Load, Measurements, Spread
-from arborcast.backends.probe.plan import broad_loads, cable_loads, matchings, solo_rounds, targeted_loads
+from arborcast.backends.probe.plan import (
+    broad_loads,
+    cable_loads,
+    concurrent_loads,
+    matchings,
+    solo_rounds,
+    targeted_loads,
+)
 from arborcast.backends.probe.traffic import PIECE_BYTES, PING_BYTES, Period, flood, ping_pong
 from arborcast.backends.schedules.rendezvous import meet
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store
@@ -52,6 +59,7 @@ class Effort:
         period: of one measurement of rates; of a load it is longer where the slowest pair would get less than
             `load_bytes` through, so that flows have the time to share, but at most ten times as long.
         load_bytes: see there.
+        streams: whether to measure every number of flows of a rank at once.
         parallel: whether flows of disjoint pairs are measured at once instead of alone.
         slowed: part by which a load must slow a flow before it is asked who else shares its way.
         timeout_s: after which a rank that does nothing is given up.
@@ -62,6 +70,7 @@ class Effort:
     load_repeats: int = 3
     period: Period = field(default_factory=lambda: Period(window_s=0.04, warmup_s=0.01))
     load_bytes: int = 2 << 20
+    streams: bool = False
     parallel: bool = False
     slowed: float = 0.2
     timeout_s: float = 60
@@ -121,7 +130,10 @@ def measure(network: Network, meeting: Meeting, effort: Effort) -> Measurements:
     ranks, parallel = network.size, effort.parallel
     network.connect(range(ranks))
     pairs = list(combinations(range(ranks), 2))
-    plan = solo_rounds(ranks, parallel=parallel), broad_loads(ranks)
+    loads = broad_loads(ranks)
+    if effort.streams:
+        loads = list(dict.fromkeys([*loads, *concurrent_loads(ranks)]))
+    plan = solo_rounds(ranks, parallel=parallel), loads
     rounds = matchings(ranks) if parallel else [(pair,) for pair in pairs]
     return _Session(network, meeting, effort).run(rounds, *plan)
 

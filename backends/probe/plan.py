@@ -44,6 +44,17 @@ def broad_loads(ranks: int) -> list[tuple[Flow, ...]]:
     return _new(loads, known=())
 
 
+def concurrent_loads(ranks: int) -> list[tuple[Flow, ...]]:
+    """Two and more flows out of a rank to those after it, and into it: how many go well at once."""
+    loads = []
+    for rank in range(ranks):
+        others = [(rank + distance) % ranks for distance in range(1, ranks)]
+        for count in range(2, ranks):
+            loads.append(tuple((rank, other) for other in others[:count]))
+            loads.append(tuple((other, rank) for other in others[:count]))
+    return _new(loads, known=())
+
+
 def cable_loads(flows: Sequence[Flow], ranks: int) -> list[tuple[Flow, ...]]:
     """All flows out of a rank, all flows into a rank, all flows at once; a shared slot makes them slower.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -137,6 +138,9 @@ def describe(
     if measured.message_us is not None:
         yield f"messages   {_costs(measured)}"
     yield f"topology   {describe_shape(found)}"
+    counts = Counter(count for count in found.topology.streams if count is not None)
+    for count, having in sorted(counts.items()):
+        yield f"streams    {having} ranks have {count}: more at once got less than one after the other"
     if comparison is not None:
         if comparison.scale != 1:
             yield f"compared   after scaling all given rates by {comparison.scale:.3g}, which fits best"

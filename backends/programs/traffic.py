@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, pairwise
 from typing import TypeAlias
@@ -22,7 +22,7 @@ class Traffic:
         loads: the share of the buffer that passes each link.
         rate: algbw in GB/s that the fullest link allows; 0 where nothing moves.
         fullest: that link, None where nothing moves.
-        bound: the proven limit of the collective there.
+        bound: the proven limit of the collective there, with as many streams as links.
     """
 
     loads: Mapping[Hop, Fraction]
@@ -69,8 +69,10 @@ def traffic(
         loads[hop] = loads.get(hop, Fraction(0)) + share
     fullest = max(loads, key=lambda hop: loads[hop] / topology.bandwidth[hop], default=None)
     rate = Fraction(0) if fullest is None else topology.bandwidth[fullest] / loads[fullest]
-    limit = bound or synth.bound(topology, collective.kind, root=collective.root or 0)
-    return Traffic(loads, rate, fullest, limit)
+    if bound is None or topology.streams:  # no runtime keeps to them, so a program may be faster
+        free = replace(topology, streams=())
+        bound = synth.bound(free, collective.kind, root=collective.root or 0)
+    return Traffic(loads, rate, fullest, bound)
 
 
 def switch_of(topology: Topology, ranks: Iterable[int]) -> Vertex:

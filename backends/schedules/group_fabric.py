@@ -132,7 +132,10 @@ class GroupFabric:
     def __str__(self) -> str:
         """One line for a log."""
         links = len(self.topology.links)
-        return f"{self.topology.name}: {self.topology.ranks} ranks, {links} directed links, {self.source}"
+        loose = "; messages are not held back for its streams" if self.topology.streams else ""
+        return (
+            f"{self.topology.name}: {self.topology.ranks} ranks, {links} directed links, {self.source}{loose}"
+        )
 
 
 def fabric_for(

@@ -155,7 +155,8 @@ class _OnHosts(Prices):
 
     @property
     def tolerated(self) -> float:  # type: ignore[override]
-        return SHAKEN if self.schedules[0].topology.switches else 0.0
+        topology = self.schedules[0].topology  # the engine's orders are not those of streams
+        return SHAKEN if topology.switches and not topology.streams else 0.0
 
     def best(self, size: int, candidates: Iterable[int] | None = None, *, near: float = 0.0) -> int:
         best = super().best(size, candidates, near=near)

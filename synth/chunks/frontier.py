@@ -24,6 +24,7 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline, Limit, check_seconds
 from arborcast.synth.errors import InfeasibleError, InputError, Prover
 from arborcast.synth.features import check_features
+from arborcast.synth.ports import Ports
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.topology import Topology
 
@@ -91,6 +92,21 @@ def pareto(
     """
     start = time.perf_counter()
     check_features(topology, "frontier of chunks")
+    if topology.streams:
+        ports = Ports.of(topology)
+        found = pareto(
+            ports.fabric,
+            collective,
+            max_steps=max_steps,
+            tolerance=tolerance,
+            rate_tolerance=rate_tolerance,
+            deadline_s=deadline_s,
+            seed=seed,
+            jobs=jobs,
+            cache=cache,
+            proofs=proofs,
+        )
+        return _lifted(found, ports)
     deadline = Deadline.after(deadline_s)
     _check(tolerance, jobs, max_steps, deadline_s)
     real = bounds.bound(topology, collective, deadline=deadline)
@@ -133,6 +149,34 @@ def pareto(
         limits_of_rate=(real.rate, limit.rate),
         static_ratio=static_ratio(topology, collective, limit),
         seconds=round(time.perf_counter() - start, 3),
+    )
+
+
+def _lifted(frontier: Frontier, ports: Ports) -> Frontier:
+    """A frontier of the graph with ports as one of the fabric: its limits hold there, too.
+
+    A schedule that holds streams for more rounds than its loads take, as messages over slow links do, has
+    these rounds, of which nothing is proved.
+    """
+    points: list[Point] = []
+    open_steps = set(frontier.open_steps)
+    for point in frontier.points:
+        schedule = ports.lift(point.schedule)
+        rounds = sum(schedule.rounds or ())
+        found = replace(point, schedule=schedule)
+        if rounds > point.rounds:
+            open_steps.add(point.steps)
+            proof = f"streams are held for {rounds} rounds, loads take {point.rounds}"
+            found = replace(found, rounds=rounds, is_proved=False, proof=proof, proved_by=())
+        if not points or found.ratio < points[-1].ratio:
+            points.append(found)
+    complete = frontier.complete and open_steps == set(frontier.open_steps)
+    return replace(
+        frontier,
+        topology=ports.topology,
+        points=tuple(points),
+        complete=complete,
+        open_steps=tuple(sorted(open_steps)),
     )
 
 

@@ -15,6 +15,7 @@ from arborcast.synth.cli.description import grid_document
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats import write_explicit
 from arborcast.synth.formats.atomic import write_atomically
+from arborcast.synth.ports import ported
 
 Document: TypeAlias = dict[str, Any]
 
@@ -88,6 +89,7 @@ def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder}: cannot be made: {error.strerror or error}") from error
     document = frontier_to_document(frontier)
     certified = []
+    fabric = ported(frontier.topology)  # that limits are about
     mirrored = frontier.collective.kind in IMAGES
     for point, entry in zip(frontier.points, document["frontier"], strict=True):
         path = folder / f"c{point.chunks}-s{point.steps}-r{point.rounds}.json"
@@ -95,12 +97,12 @@ def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
         if len(point.schedule.transfers) <= MOST_DRAWN:
             draw_steps(point.schedule, path.with_suffix(".svg"))
         entry["file"] = str(path)
-        limits = [limit_to_document(limit, frontier.topology, mirrored=mirrored) for limit in point.bounds]
+        limits = [limit_to_document(limit, fabric, mirrored=mirrored) for limit in point.bounds]
         certified.append({**entry, "file": path.name, "certificates": limits})
     title = f"{frontier.topology.name} {frontier.collective.kind}"
     draw_frontier(frontier, folder / PICTURE, title=title)
     limits = [
-        {**entry, "certificate": limit_to_document(limit, frontier.topology, mirrored=mirrored)}
+        {**entry, "certificate": limit_to_document(limit, fabric, mirrored=mirrored)}
         for entry, (_, limit) in zip(document["limits"], sorted(frontier.limits.items()), strict=True)
     ]
     full = {"format": FRONTIER_FORMAT, **document, "frontier": certified, "limits": limits}

@@ -89,6 +89,9 @@ def probe(
         Literal["auto", "sockets", "shared memory"],
         option("--transport", "auto: shared memory inside a host"),
     ] = "auto",
+    streams: Annotated[
+        bool, option("--streams", "see how many messages of a rank go well at once, and write it")
+    ] = False,
     parallel_rounds: Annotated[
         bool, option("--parallel-rounds", "measure disjoint pairs at once: fast, but not exact")
     ] = False,
@@ -106,7 +109,7 @@ def probe(
     if check is None:
         refuse("goes with --check SPEC only", absolute=absolute, ranks=ranks)
     if cables:
-        of_links = {"like": like or None, "parallel_rounds": parallel_rounds}
+        of_links = {"like": like or None, "parallel_rounds": parallel_rounds, "streams": streams}
         refuse("does not go with --cables", check=check, **of_links, transport=transport != "auto")
     allowed = float(number_of("--tolerance", tolerance, lambda part: part >= 0, "must not be negative"))
     _see_rendezvous()
@@ -119,10 +122,11 @@ def probe(
         repeats=repeats,
         load_repeats=load_repeats,
         period=Period(window_s=window, warmup_s=min(0.01, window / 2)),
+        streams=streams,
         parallel=parallel_rounds,
         timeout_s=timeout,
     )
-    report = _Report(output, check, ranks, absolute, allowed, like or [], as_json)
+    report = _Report(output, check, ranks, absolute, allowed, like or [], as_json, streams)
     try:
         with progress("measuring", quiet=as_json or is_follower()):
             if cables:
@@ -162,6 +166,7 @@ class _Report:
     tolerance: float
     like: list[str]
     as_json: bool
+    streams: bool
     given: Topology | None = None
     known: dict[str, Topology] = field(default_factory=dict)
 
@@ -203,7 +208,8 @@ class _Report:
             topology_file,
         )
 
-        found = infer(measured, name="measured" if self.output is None else _name(self.output))
+        name = "measured" if self.output is None else _name(self.output)
+        found = infer(measured, name=name, streams=self.streams)
         like = resembling(measured, self.known, tolerance=self.tolerance)
         comparison = None
         if self.given is not None:

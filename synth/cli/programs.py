@@ -142,14 +142,15 @@ def _export_schedule(source: Path, to: str, wishes: dict[str, Any], output: Path
         said, program = export_files(schedule, to, output, **wishes)
     if program is None:
         document = {"file": text_of(output), "format": to, "said": said}
-        answer(as_json, document, lambda: [f"{output}: {said}"])
+        answer(as_json, document, lambda: [f"{output}: {said}", *_not_kept(schedule.topology)])
         return
     found = expected(program, backends.check_program(program).messages, schedule.topology, schedule.bound)
     if as_json:
         print_json({"file": text_of(output), **_facts(program), "rate": str(found.rate)})
         return
     rate = _rate_line(program, found, schedule.topology)
-    print_lines([f"{output}: {_words(program)}", f"  {_served(program)}", rate])
+    told = [f"{output}: {_words(program)}", f"  {_served(program)}", rate]
+    print_lines([*told, *_not_kept(schedule.topology)])
     if found.rate < schedule.rate * (Fraction(9, 10) if program.loops else 1):
         print_lines(
             [
@@ -362,7 +363,7 @@ def _export_table(
         return
     print_lines(f"{name}: {_served(program)}" for name, program in exported.files.items())
     print_lines(f"left to NCCL: {line}" for line in exported.missing)
-    print_lines([f"{folder}/README.md has the commands"])
+    print_lines([f"{folder}/README.md has the commands", *_not_kept(on.topology)])
 
 
 def _choices(
@@ -418,6 +419,12 @@ def _served(program: GlobalProgram) -> str:
         f"serves {program.least_bytes}{end or ' and more'} bytes {of}, "
         f"{'in' if program.in_place else 'out of'} place"
     )
+
+
+def _not_kept(topology: Topology) -> list[str]:
+    """What whoever runs a program of the topology does not see to."""
+    said = "  streams are not kept: what runs this may send to more ranks at once than the topology says"
+    return [said] if topology.streams else []
 
 
 def _rate_line(program: GlobalProgram, found: Traffic, topology: Topology) -> str:

@@ -78,8 +78,9 @@ def repaired(
         )
     collective = collective_left(schedule.collective, faulty)
     kind = collective.kind
-    if kind not in TREE_KINDS:
-        return _anew(faulty, collective, f"{kind} is not done along trees", options)
+    if kind not in TREE_KINDS or faulty.healthy.streams:
+        why = "its ranks have streams" if faulty.healthy.streams else f"{kind} is not done along trees"
+        return _anew(faulty, collective, why, options)
     if schedule.rounds is not None:
         return _anew(faulty, collective, "steps with rounds are searched for", options)
     if schedule.collective.relays(schedule.topology):

@@ -84,11 +84,17 @@ class Streams(NamedTuple):
 
     Attributes:
         limits: for each holder how many it sends at once, then for each how many it receives.
-        ends: of each transfer the places of its sender and of its receiver in `limits`.
+        ends: the pairs of places in `limits` that transfers have as their sender and receiver.
+        pair: which of them each transfer has.
+        first: first pair of each place in `pairs`, and their number at the end.
+        pairs: place by place.
     """
 
     limits: Ints
     ends: Ints
+    pair: Ints
+    first: Ints
+    pairs: Ints
 
 
 class StreamQueues(NamedTuple):
@@ -97,8 +103,9 @@ class StreamQueues(NamedTuple):
     Attributes:
         free: what is left of `Streams.limits`.
         freed: places in it where a stream has become free since messages last began.
-        asking: for each place, messages that wait for it (and for the other one), and some that wait no more.
-        key: which of the messages that wait begins first: the least; -1 before its first frame is there.
+        asking: of each pair of ends a heap of the messages that wait: (the least begins first, message). Who
+            is behind another of its pair cannot begin before it.
+        asked: whether a message waits, or has begun.
         waits: of each frame of each message, whether it is where the message begins.
         began: whether a message holds its streams, or has held them.
         left: frames of each message that have yet to leave its last link.
@@ -106,8 +113,8 @@ class StreamQueues(NamedTuple):
 
     free: Ints
     freed: list[int]
-    asking: list[list[int]]
-    key: Ints
+    asking: list[list[tuple[int, int]]]
+    asked: Flags
     waits: Flags
     began: Flags
     left: Ints
@@ -221,8 +228,8 @@ def play(  # noqa: PLR0912, PLR0915
     messages = StreamQueues(
         streams.limits.copy(),
         [0 for _ in range(0)],
-        [[0 for _ in range(0)] for _ in range(streams.limits.size)],
-        np.full(counted, -1, np.int64),
+        [[(0, 0) for _ in range(0)] for _ in range(len(streams.ends))],
+        np.zeros(counted, np.bool_),
         np.zeros(counted * frames, np.bool_),
         np.zeros(counted, np.bool_),
         np.full(counted, frames, np.int64),
@@ -409,7 +416,7 @@ def _drawn(seed: int, count: int) -> int:
     mixed = (np.uint64(seed) << np.uint64(32)) + np.uint64(count) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return int((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1))
+    return int(np.int64((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1)))
 
 
 @kernel
@@ -451,7 +458,11 @@ def _begin(
     """
     hops, transfers = layout.link.size, layout.step.size
     going = [0 for _ in range(0)]
-    candidates = [(0, 0) for _ in range(0)]  # (key, message)
+    first = [(0, 0) for _ in range(0)]  # of pairs whose ends have become free, or which have a new message
+    for place in messages.freed:
+        for pair in streams.pairs[streams.first[place] : streams.first[place + 1]]:
+            _ask(streams, messages, pair, first)
+    messages.freed.clear()
     for cell in offered:
         hop, frame = cell % hops, cell // hops
         transfer = layout.transfer[hop]
@@ -460,56 +471,46 @@ def _begin(
             going.append(cell)
             continue
         messages.waits[message * frames + frame % frames] = True
-        if messages.key[message] < 0:
+        if not messages.asked[message]:
+            messages.asked[message] = True
             key = (layout.step[transfer] + frame // frames) * transfers + transfer
             if rule == RANDOM:
                 drawn += 1
                 key = _drawn(seed, drawn)
             elif rule == FIFO:
                 key += instant * (layout.step.max() + pieces) * transfers
-            messages.key[message] = key
-            candidates.append((key, message))
-            for end in streams.ends[transfer]:
-                messages.asking[end].append(message)
-    _take_streams(layout, streams, messages, candidates, going, pieces, frames)
+            heappush(messages.asking[streams.pair[transfer]], (key, message))
+            _ask(streams, messages, streams.pair[transfer], first)
+    while len(first) > 0:
+        message = heappop(first)[1]
+        pair = streams.pair[message // pieces]
+        if messages.began[message] or not _both_free(streams, messages, pair):
+            continue
+        heappop(messages.asking[pair])
+        messages.began[message] = True
+        for place in streams.ends[pair]:
+            messages.free[place] -= 1
+        for frame in range(message % pieces * frames, (message % pieces + 1) * frames):
+            if messages.waits[message // pieces * pieces * frames + frame]:
+                going.append(frame * hops + layout.first_hop[message // pieces])
+        _ask(streams, messages, pair, first)
     offered.clear()
     offered.extend(going)
     return drawn
 
 
 @kernel
-def _take_streams(
-    layout: EventArrays,
-    streams: Streams,
-    messages: StreamQueues,
-    candidates: list[tuple[int, int]],
-    going: list[int],
-    pieces: int,
-    frames: int,
-) -> None:
-    """Let messages begin that ask since now, or for streams that are free since now; what they have goes."""
-    for end in messages.freed:
-        asking, kept = messages.asking[end], 0
-        for at in range(len(asking)):
-            if not messages.began[asking[at]]:
-                asking[kept] = asking[at]
-                candidates.append((messages.key[asking[kept]], asking[kept]))
-                kept += 1
-        while len(asking) > kept:
-            asking.pop()
-    messages.freed.clear()
-    candidates.sort()
-    for _, message in candidates:
-        sender, receiver = streams.ends[message // pieces, 0], streams.ends[message // pieces, 1]
-        if messages.began[message] or messages.free[sender] == 0 or messages.free[receiver] == 0:
-            continue
-        messages.began[message] = True
-        messages.free[sender] -= 1
-        messages.free[receiver] -= 1
-        for frame in range(frames):
-            if messages.waits[message * frames + frame]:
-                row = message % pieces * frames + frame
-                going.append(row * layout.link.size + layout.first_hop[message // pieces])
+def _ask(streams: Streams, messages: StreamQueues, pair: int, first: list[tuple[int, int]]) -> None:
+    """The first message of a pair is one of those that may begin now."""
+    if len(messages.asking[pair]) > 0 and _both_free(streams, messages, pair):
+        heappush(first, messages.asking[pair][0])
+
+
+@kernel
+def _both_free(streams: Streams, messages: StreamQueues, pair: int) -> bool:
+    """Whether sender and receiver have a stream left."""
+    sender, receiver = streams.ends[pair]
+    return bool(messages.free[sender] > 0 and messages.free[receiver] > 0)
 
 
 @kernel
@@ -523,9 +524,9 @@ def _end(
         return
     messages.left[message] -= 1
     if messages.left[message] == 0:
-        for end in streams.ends[transfer]:
-            messages.free[end] += 1
-            messages.freed.append(end)
+        for place in streams.ends[streams.pair[transfer]]:
+            messages.free[place] += 1
+            messages.freed.append(place)
 
 
 @kernel

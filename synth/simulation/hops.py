@@ -232,12 +232,10 @@ class Hops:
         durations, latencies, ticks_per_us = self._ticks(size_bytes, pieces * frames)
         grain = np.array([1, frames, pieces * frames])[self.grain]
         lanes = self._lanes(pieces, frames, service.ahead)
-        ends = np.column_stack((self.senders, self.receivers + self.holders))
-        streams = Streams(self.limits, ends)
         start = play(
             self.layout,
             lanes,
-            streams,
+            self._streams,
             pieces,
             frames,
             grain,
@@ -309,6 +307,16 @@ class Hops:
         while self.images * (sending * size_bytes + frames * travelling) * ticks >= 1 << 62:
             ticks /= 10
         return ticks
+
+    @cached_property
+    def _streams(self) -> Streams:
+        """Whom they hold back; nobody, where no rank has a limit."""
+        ends, pair = np.unique(
+            np.column_stack((self.senders, self.receivers + self.holders)), axis=0, return_inverse=True
+        )
+        places = np.bincount(ends.ravel(), minlength=2 * self.holders)
+        by_place = np.argsort(ends.ravel(), kind="stable") // 2
+        return Streams(self.limits, ends, pair.ravel(), _offsets(places), by_place)
 
     @cached_property
     def _in_turn_us(self) -> tuple[Fraction, Fraction]:

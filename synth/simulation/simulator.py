@@ -66,6 +66,11 @@ FRAME_BYTES = 4096
 MAX_FRAMES = 1024
 """Of a chunk: more would make a time that is off by less than a thousandth per switch on the way."""
 
+HELD_FRAMES = 16
+"""Of a piece at least, where ranks have streams and pass switches: a message holds its streams until its
+last frame has passed its last link. Few pieces of many frames are as real messages are; of 8 GPUs in two
+islands an exchange of 64 MiB takes 3.7 ms in 16 pieces of 16 frames, and 5.3 in 256 of one."""
+
 
 def simulate(
     schedule: AnySchedule,
@@ -235,8 +240,11 @@ class Runs:
 
     @cached_property
     def _affordable(self) -> int:
-        """Pieces of which a run of the schedule in its form takes a second."""
-        return max(1, MAX_PASSAGES // max(1, self.effort * self._images))
+        """Pieces of which a run of the schedule in its form takes a second, with frames that hold streams."""
+        passages = _most_passages(self.hops) // max(1, self.effort * self._images)
+        if self.hops.limits.size and self.hops.through_switches:
+            passages = min(passages, self.max_frames) // HELD_FRAMES
+        return max(1, passages)
 
     @property
     def _images(self) -> int:
@@ -335,8 +343,14 @@ def frames_per_piece(
     if not hops.through_switches or (frame_bytes is None and not hops.able and not hops.limits.size):
         return 1
     wanted = -(-hops.largest * size // (pieces * (frame_bytes or FRAME_BYTES)))
-    affordable = MAX_PASSAGES // (pieces * hops.layout.link.size * images)
-    return max(1, min(int(wanted), max_frames // pieces, affordable))
+    affordable = _most_passages(hops) // (pieces * hops.layout.link.size * images)
+    allowed = max(max_frames // pieces, HELD_FRAMES if hops.limits.size else 0)
+    return max(1, min(int(wanted), allowed, affordable))
+
+
+def _most_passages(hops: Hops) -> int:
+    """Those of a second or so: where messages wait for streams each takes four times as long."""
+    return MAX_PASSAGES // (4 if hops.limits.size else 1)
 
 
 def _service_for(schedule: AnySchedule, asked: str | Service) -> Service:

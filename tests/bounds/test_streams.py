@@ -146,6 +146,14 @@ def test_a_rate_that_streams_do_not_allow_is_objected_to() -> None:
     assert synth.verify(wrong.rated()).correct
 
 
+def test_a_repair_solves_anew() -> None:
+    mesh = streaming(load("full:4,bandwidth=3"), 1)
+    mended = synth.repair(synth.solve(mesh, "allgather", form="explicit"), without_links=[(0, 1)])
+    assert mended.topology.streams == (1,) * 4
+    assert synth.verify(mended).correct
+    assert ("repaired", "solved anew: its ranks have streams") in mended.method.settings
+
+
 def lifted_from_ports(schedule: Schedule, topology: Topology, **changes: Any) -> Schedule:
     """A schedule as its ports would have it, changed, and as one of the topology with streams."""
     ports = Ports.of(topology)

@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -49,8 +50,11 @@ from tests.support.grouped_messages import run_grouped
 from tests.support.interpreter import Freedom, interpret
 from tests.support.ranks import StandingRanks
 
+ONE_STREAM = replace(DRAWN["exchange"].topology, symmetries=(), streams=(1,) * 4)
+
 CASES = {
     **DRAWN,
+    "one stream": replace(DRAWN["exchange"], topology=ONE_STREAM).rated(),
     "sent before it is replaced": reductions_before_sends(),
     "two additions at once": make(
         "reduce-scatter",

@@ -24,6 +24,8 @@ def test_equal_sizes_need_no_ranks() -> None:
     assert fabric.topology == DGX1
     assert not fabric.is_assumed
     assert str(fabric) == "dgx1: 8 ranks, 32 directed links, from dgx1"
+    box = fabric_for(Options(topology="rtx4090:streams=1,gpus=2"), range(2), 2)
+    assert str(box).endswith("; messages are not held back for its streams")
 
 
 def test_switches_of_the_fabric_only_forward() -> None:

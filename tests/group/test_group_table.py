@@ -171,6 +171,13 @@ def test_messages_cost_besides_their_bytes() -> None:
     assert GroupSelection((few, many)).fastest(1 << 30) is few
 
 
+def test_streams_are_compared_in_the_planned_order() -> None:
+    """The engine's random orders are not those of streams, behind switches either."""
+    box = load("rtx5090:gpus=4,between=24,streams=1")
+    both = tuple(synth.solve(box, "allreduce", form="explicit", method=name) for name in ("ring", "trees"))
+    assert GroupSelection(both).fastest(1 << 26) in both
+
+
 def test_on_one_host_the_cores_decide() -> None:
     """A star of 8 has few messages and a busy root; trees share its work, which takes cores to gain."""
     mesh = load("full:8")

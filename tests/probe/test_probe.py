@@ -22,6 +22,7 @@ from arborcast.backends.probe.measurements import Measurements
 from arborcast.backends.probe.measuring import Effort, Meeting, measure
 from arborcast.backends.probe.traffic import Period, flood, ping_pong
 from arborcast.backends.transport.network import Network
+from arborcast.synth.formats import topology_to_document
 from tests.support.commands import Said, run_job, run_jobs
 from tests.support.ranks import run_ranks
 from tests.support.waiting import PATIENCE_S
@@ -80,6 +81,22 @@ def test_a_measured_file_is_not_contradicted(by_torchrun: tuple[Path, list[str]]
         assert 0 < pair["latency_us"][0] <= pair["latency_us"][1] <= pair["latency_us"][2]
 
 
+def test_streams_are_measured_where_they_are_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "measured.yaml"
+    ran = run_job(4, "probe", "--streams", "--json", "-o", str(file), *SHORT)
+    assert [rank.status for rank in ran] == [0] * 4, ran
+    document = json.loads(ran[0].out)
+    loads = [sorted((flow["from"], flow["to"]) for flow in load) for load in document["loads"]]
+    for rank in range(4):
+        after = [(rank + distance) % 4 for distance in (1, 2, 3)]
+        for count in (2, 3):
+            assert sorted((rank, other) for other in after[:count]) in loads
+            assert sorted((other, rank) for other in after[:count]) in loads
+    found = topologies.load(str(file))
+    assert topology_to_document(found).get("streams") == document["topology"].get("streams")
+    assert all(count in (1, 2, None) for count in found.streams)
+
+
 def test_a_link_that_is_far_too_fast_is_contradicted(tmp_path: Path) -> None:
     said = tmp_path / "said.yaml"
     said.write_text(
@@ -107,6 +124,7 @@ WRONG = {
     ),
     ("--like", "dgx1"): "--like dgx1: has 8 ranks, but 2 processes measure",
     ("--ranks", "0,1"): "--ranks 0,1: goes with --check SPEC only",
+    ("--cables", "--streams"): "--streams: does not go with --cables",
     ("--repeats", "0"): "Invalid value for '--repeats': must be at least 1, got 0",
     ("--transport", "pigeon"): (
         "Invalid value for '--transport': must be one of 'auto', 'sockets', 'shared memory', got 'pigeon'"

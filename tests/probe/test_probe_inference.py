@@ -12,12 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth
+from arborcast.backends.probe.comparison import compare
 from arborcast.backends.probe.inference import EXPLAINED, Inference, infer
 from arborcast.backends.probe.measurements import Flow, Load, Measurements, Spread
 from arborcast.backends.probe.prediction import Predictor
+from arborcast.backends.probe.report import describe, topology_file
 from arborcast.synth.topology import Topology
 from arborcast.topologies.machines.nvidia import DGX1_NVLINKS
-from tests.support.simulated_fabrics import Fabric, boxes, mesh, star
+from tests.support.simulated_fabrics import Fabric, Jammed, boxes, mesh, star
+
+MORE = "more at once got less than one after the other"
 
 
 def check_explained(found: Inference, measured: Measurements) -> None:
@@ -100,6 +104,35 @@ def test_ports_inside_boxes_are_stars_with_an_uplink() -> None:
     # Inside a box a message takes 10 us, between them 20 us more.
     assert latency_us(found.topology, (0, 1)) == pytest.approx(10, rel=0.06)
     assert latency_us(found.topology, (0, 4)) == pytest.approx(30, rel=0.06)
+
+
+@pytest.mark.parametrize("well", [1, 2, 3, 4])
+def test_more_flows_of_a_rank_than_go_well_at_once_are_streams(well: int) -> None:
+    """With all 4 at once nothing is slow, and nothing is said; nor is it where nobody asks."""
+    fabric = mesh(dict.fromkeys(permutations(range(5), 2), 12), 5)
+    jammed = Jammed(5, fabric.capacity, fabric.passes)
+    jammed.well = well
+    measured = jammed.measured(noise=0.05, streams=True)
+    found = infer(measured, streams=True)
+    assert found.topology.streams == ((well,) * 5 if well < 4 else ())
+    assert found.misses == ()
+    assert set(bandwidths(found).values()) == {12}
+    assert infer(measured).topology.streams == ()
+    assert bool(infer(measured).misses) == (well < 4)
+    said = [line for line in describe(found, measured) if line.startswith("streams")]
+    assert said == ([f"streams    5 ranks have {well}: {MORE}"] if well < 4 else [])
+    assert f"streams: {well}" in topology_file(found, measured) or well == 4
+    told = compare(measured, found.topology, tolerance=0.25)
+    assert told.contradictions == ()
+    assert bool(compare(measured, replace(found.topology, streams=()), tolerance=0.25).contradictions) == (
+        well < 4
+    )
+
+
+def test_what_flows_share_is_no_stream() -> None:
+    """All at once get what one alone gets: ports, uplinks, one resource."""
+    for fabric in (star([10] * 4, [10] * 4), boxes([[0, 1], [2, 3, 4]], 25, 5)):
+        assert infer(fabric.measured(noise=0.05, streams=True), streams=True).topology.streams == ()
 
 
 def test_three_boxes_have_an_uplink_each() -> None:

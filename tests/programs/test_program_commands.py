@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
@@ -49,6 +51,27 @@ def test_a_schedule_goes_out_and_comes_back(exported: Path, command: Command) ->
     back = exported.with_suffix(".json")
     assert command("import", str(exported), "--topology", "ring:4", "-o", str(back)).status == 0
     assert command("verify", str(back), "--json").document["rate"] == "4/3"
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_what_runs_a_program_keeps_to_no_streams(target: str, tmp_path: Path, command: Command) -> None:
+    """Which is said; its rate counts links alone, and so does the bound beside it."""
+    ring = replace(load("ring:4"), symmetries=(), streams=(1,) * 4)
+    file, out = tmp_path / "ring.json", tmp_path / f"out.{target}"
+    found = solve(ring, "allreduce", form="explicit", method="multiring")
+    write_schedule(found, file)
+    sizes = ("--sizes", "1KiB") if target in {"goal", "chakra"} else ()
+    said = command("export", str(file), "--to", target, "-o", str(out), *sizes)
+    assert (said.status, said.err) == (0, ""), said
+    assert said.out.splitlines()[-1] == (
+        "  streams are not kept: what runs this may send to more ranks at once than the topology says"
+    )
+    if target == "msccl":
+        assert (found.bound.rate, solve(load("ring:4"), "allreduce").bound.rate) == (
+            Fraction(2, 3),
+            Fraction(4, 3),
+        )
+        assert "rate  2/3 GB/s (0.6667) by the fullest link, 50 % of the proven bound" in said.out
 
 
 def test_a_hang_is_told_and_drawn(tmp_path: Path, command: Command) -> None:

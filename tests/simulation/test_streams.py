@@ -9,12 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborcast.synth.api import solve
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError, ScheduleError
 from arborcast.synth.schedule import Schedule, Transfer
+from arborcast.synth.selection import ENOUGH_FRAMES
 from arborcast.synth.simulation.service import Service
-from arborcast.synth.simulation.simulator import frames_per_piece, lay_out, simulate, timeline
+from arborcast.synth.simulation.simulator import (
+    HELD_FRAMES,
+    MAX_FRAMES,
+    Runs,
+    frames_per_piece,
+    lay_out,
+    simulate,
+    timeline,
+)
 from arborcast.synth.simulation.timing import Occupation
+from arborcast.topologies import load
 from tests.simulation.test_simulator import (
     chain,
     draw,
@@ -123,6 +134,20 @@ def test_who_waits_behind_a_slow_link_sends_nothing_else() -> None:
     assert held[3, 2] == free[3, 2] == (Occupation(1, 5, 0, 0), Occupation(5, 9, 1, 0))
     assert free[0, 3] == (Occupation(0, 1, 1, 0), Occupation(1, 2, 2, 0))
     assert held[0, 3] == (Occupation(0, 1, 1, 0), Occupation(9, 10, 2, 0))
+
+
+@pytest.mark.parametrize("method", ["ring", "halving-doubling", "trees"])
+def test_pieces_are_cut_into_frames_enough_to_hold_streams_no_longer(method: str) -> None:
+    """In 256 pieces of a frame messages wait at every switch with their streams, for 1.5 times as long."""
+    box = load("rtx5090:between=24,streams=1")
+    schedule = solve(box, "allreduce", form="explicit", method=method)
+    hops = lay_out(schedule)
+    for frames in (ENOUGH_FRAMES, MAX_FRAMES):
+        runs = Runs(schedule, max_frames=frames)
+        pieces, time_us = runs.choice(1 << 26)
+        assert frames_per_piece(hops, 1 << 26, pieces, max_frames=frames) >= HELD_FRAMES
+        assert time_us <= 1.1 * hops.play(1 << 26, pieces, frames=4 * HELD_FRAMES).time_us
+        assert 1.3 * time_us < hops.play(1 << 26, 256).time_us
 
 
 def test_who_knows_no_streams_says_so() -> None:

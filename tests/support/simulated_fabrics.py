@@ -7,13 +7,14 @@ found here by raising all of them together in small exact steps from one full re
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import permutations
 
 from arborcast.backends.probe.measurements import Flow, Load, Measurements, Spread
-from arborcast.backends.probe.plan import broad_loads, solo_rounds, targeted_loads
+from arborcast.backends.probe.plan import broad_loads, concurrent_loads, solo_rounds, targeted_loads
 
 
 @dataclass
@@ -48,8 +49,13 @@ class Fabric:
             growing -= {flow for name, left in room.items() if left == step for flow in users[name]}
         return rates
 
-    def measured(self, *, noise: float, seed: int = 0, repeats: int = 3) -> Measurements:
-        """What a probe finds where each single measurement is off by up to `noise`, relatively."""
+    def measured(
+        self, *, noise: float, seed: int = 0, repeats: int = 3, streams: bool = False
+    ) -> Measurements:
+        """What a probe finds where each single measurement is off by up to `noise`, relatively.
+
+        With `streams` also how many flows of a rank go well at once.
+        """
         chance = random.Random(seed)
 
         def blurred(value: float) -> Spread:
@@ -63,7 +69,8 @@ class Fabric:
             for flows in solo_rounds(self.ranks, parallel=False)
             for flow, spread in ask(flows).items()
         }
-        loads = [Load(ask(flows)) for flows in broad_loads(self.ranks)]
+        asked = broad_loads(self.ranks) + (concurrent_loads(self.ranks) if streams else [])
+        loads = [Load(ask(flows)) for flows in dict.fromkeys(asked)]
         loads += [Load(ask(flows)) for flows in targeted_loads(solo, loads, slowed=0.2)]
         return Measurements(
             ranks=self.ranks,
@@ -73,6 +80,21 @@ class Fabric:
             hosts=self.hosts or ("host",) * self.ranks,
             transports=dict.fromkeys(solo, "sockets"),
         )
+
+
+class Jammed(Fabric):
+    """Where a rank that sends, or gets, more than `well` flows at once gets a third of each through."""
+
+    well: int = 1
+
+    def rates(self, flows: Iterable[Flow]) -> dict[Flow, Fraction]:
+        flows = list(flows)
+        ends = [Counter(flow[end] for flow in flows) for end in (0, 1)]
+        return {
+            flow: rate / (3 * max(out, into) if max(out, into) > self.well else 1)
+            for flow, rate in super().rates(flows).items()
+            for out, into in [(ends[0][flow[0]], ends[1][flow[1]])]
+        }
 
 
 def mesh(rates: dict[Flow, Fraction | int], ranks: int) -> Fabric:
