@@ -166,8 +166,8 @@ class Simulated(Prices):
         return self._runs[at].effort
 
     @cached_property
-    def _least(self) -> LeastTime:
-        return LeastTime.of(self.schedules[0], self.priced)
+    def _least(self) -> PricedLimit:
+        return PricedLimit.of(self.schedules[0], self.priced)
 
     @cached_property
     def _runs(self) -> list[Runs]:
@@ -180,14 +180,14 @@ class Simulated(Prices):
 
 
 @dataclass(frozen=True)
-class LeastTime:
+class PricedLimit:
     """What every schedule takes at least on links as they are priced, in microseconds."""
 
     limit: TimeLimit
     call_us: float
 
     @classmethod
-    def of(cls, schedule: AnySchedule, priced: bool = True) -> LeastTime:
+    def of(cls, schedule: AnySchedule, priced: bool = True) -> PricedLimit:
         """For the fabric and collective of this one."""
         from arborcast.synth.bounds.time_limits import time_limit
         from arborcast.synth.simulation.prices import CALL_US, effective
@@ -246,7 +246,7 @@ def compared(
             for schedule in found:
                 schedules.append(schedule)
                 if size_bytes is not None:
-                    enough_us = enough_us or LeastTime.of(schedule).at(size_bytes, more=NEAR_ENOUGH)
+                    enough_us = enough_us or PricedLimit.of(schedule).at(size_bytes, more=NEAR_ENOUGH)
                     if _takes_at_most(schedule, size_bytes, enough_us, least_piece):
                         break
     except TimedOutError as error:

@@ -7,6 +7,7 @@ integer so that what happens at the same time on paper happens at the same time 
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
