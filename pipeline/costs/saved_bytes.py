@@ -32,8 +32,9 @@ et al. 2021 (NeurIPS, "Efficient combination of rematerialization and offloading
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby, pairwise
 
@@ -122,15 +123,74 @@ def held(profile: Profile, segments: Sequence[Segment], share: int) -> SavedByte
         segments: of the stage.
         share: samples of a microbatch that the rank works on.
     """
-    kept = peak = most = before = 0
+    found = moments(profile, segments, share)
+    peak = max(it.held + it.working for it in found)
+    return SavedBytes(found[-1].kept, peak, peak - max(it.held for it in found))
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Bytes of a microbatch's results while a layer of a stage runs, forward or backward.
+
+    Attributes:
+        kept: of this layer and those before it, between the passes.
+        held: these, and what is repeated or copied for the layer's backward pass.
+        working: what its operators need besides.
+        fixed: the part of that which gradients of parameters take.
+        between: what layers up to this one keep besides between the halves of a split backward pass.
+        split: what its operators need besides in the first of them.
+    """
+
+    kept: int
+    held: int
+    working: int
+    fixed: int
+    between: int
+    split: int
+
+    def of_parts(self, activations: float, gradients: float) -> Moment:
+        """Where operators are divided, by the parts that a rank has of both."""
+        fixed = math.ceil(self.fixed * gradients)
+        sizes = (math.ceil(it * activations) for it in (self.kept, self.held, self.working - self.fixed))
+        kept, held, working = sizes
+        left = (math.ceil(it * activations) for it in (self.between, self.split))
+        return Moment(kept, held, working + fixed, fixed, *left)
+
+
+def moments(profile: Profile, segments: Sequence[Segment], share: int) -> tuple[Moment, ...]:
+    """Of each layer of a stage, from the first to the last, as in the formula above.
+
+    Args:
+        profile: of the model.
+        segments: of the stage.
+        share: samples of a microbatch that the rank works on.
+    """
+
+    def scaled(size: int) -> int:
+        return -(-size * share // profile.samples)
+
+    found, kept, before, between = [], 0, 0, 0
     for it in units(segments):
-        each, besides = unit_bytes(profile, it, first=it.start == segments[0].start)
+        first = it.start == segments[0].start
+        each, besides = unit_bytes(profile, it, first=first)
         kept += each
-        now = kept + besides + before
-        most, peak = max(most, now), max(peak, now + profile.working_bytes(it.start, it.end, share))
+        for index in range(it.start, it.end):
+            layer = profile.layers[index]
+            first_half = scaled(layer.split_working_bytes)
+            between += layer.split_bytes
+            fixed = layer.working_fixed_bytes
+            working = layer.working_bytes - fixed - (-fixed * profile.samples // share)
+            held = kept + unit_bytes(profile, replace(it, end=index + 1), first=first)[1] + before
+            if it.treatment is Treatment.RECOMPUTE:
+                taken = profile.layers[it.start - 1].output_bytes if it.start else 0
+                working += min(profile.kept_bytes(it.start, index + 1) - taken, 0)
+            sizes = scaled(kept), scaled(held)
+            most = scaled(max(held + working, held))
+            found.append(
+                Moment(*sizes, most - sizes[1], min(fixed, most - sizes[1]), scaled(between), first_half)
+            )
         before = besides if it.treatment is Treatment.OFFLOAD else 0
-    sizes = [-(-it * share // profile.samples) for it in (kept, peak, most)]
-    return SavedBytes(sizes[0], sizes[1], sizes[1] - sizes[2])
+    return tuple(found)
 
 
 def unit_bytes(profile: Profile, unit: Segment, *, first: bool) -> tuple[int, int]:
@@ -142,7 +202,7 @@ def unit_bytes(profile: Profile, unit: Segment, *, first: bool) -> tuple[int, in
         first: whether it takes the stage's input, which stays.
     """
     layers = profile.layers[unit.start : unit.end]
-    saved = sum(it.saved_bytes for it in layers) - sum(it.passing_bytes for it in layers[1:])
+    saved = profile.kept_bytes(unit.start, unit.end)
     if not first and unit.treatment is not Treatment.RECOMPUTE:
         saved -= layers[0].passing_bytes  # nobody keeps it
     taken = profile.layers[unit.start - 1].output_bytes if unit.start else 0  # the batch is there anyway

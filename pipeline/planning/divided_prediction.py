@@ -16,8 +16,9 @@ from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.meshes import Mesh
+from arborcast.pipeline.order.pass_messages import WorkerStep, with_messages
 from arborcast.pipeline.planning.interop_search import ORDER, JointPlan, JointStage
-from arborcast.pipeline.planning.memory_need import MemoryNeed, peak_in_flight, range_memory
+from arborcast.pipeline.planning.memory_need import MemoryNeed, StageBytes, fullest, peak_in_flight
 from arborcast.pipeline.planning.plan_prediction import Prediction, predict
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.sharding.evaluation import cost_of, fixed_bytes, updates_ps
@@ -58,8 +59,12 @@ def predict_divided(joint: JointPlan, sliced: Sliced, profile: Profile, network:
     samples = sliced.graph.samples * parts
     costs = Profile(profile.model, samples, tuple(layers), ties, profile.source, profile.crowding)
     stages = [(number, number + 1, it.ranks) for number, it in enumerate(joint.stages)]
-    found = predict(Plan(stages, joint.microbatches, ORDER), costs, network, batch=batch * parts)
-    memory = tuple(_memory(joint, number, sliced, profile) for number in range(len(joint.stages)))
+    plan = Plan(stages, joint.microbatches, ORDER)
+    found = predict(plan, costs, network, batch=batch * parts)
+    memory = tuple(
+        _memory(joint, number, sliced, profile, steps, network.peer_bytes)
+        for number, steps in enumerate(with_messages(plan.passes))
+    )
     return replace(found, memory=memory, samples_per_s=found.samples_per_s / parts)
 
 
@@ -91,12 +96,19 @@ def _as_layer(stage: JointStage, microbatches: int, sliced: Sliced, profile: Pro
     )
 
 
-def _memory(joint: JointPlan, number: int, sliced: Sliced, profile: Profile) -> MemoryNeed:
+def _memory(
+    joint: JointPlan,
+    number: int,
+    sliced: Sliced,
+    profile: Profile,
+    steps: Sequence[WorkerStep],
+    peer_bytes: int,
+) -> MemoryNeed:
     """What each rank of a stage needs."""
     stage, samples = joint.stages[number], sliced.graph.samples
     in_flight = peak_in_flight(ORDER, len(joint.stages) - 1 - number, joint.microbatches)
     graph, chosen, setting = stage.priced.sharding.graph, stage.priced.sharding.chosen, stage.priced.setting
-    whole = range_memory(profile, (Segment(stage.start, stage.end, Treatment.KEEP),), samples, in_flight)
+    whole = StageBytes.of(profile, (Segment(stage.start, stage.end, Treatment.KEEP),), samples)
     weights, messages = fixed_bytes(graph, chosen)
     kept = (stage.priced.memory_bytes - weights - messages) / in_flight
     assert isinstance(setting.prices, FabricPrices)
@@ -107,14 +119,24 @@ def _memory(joint: JointPlan, number: int, sliced: Sliced, profile: Profile) -> 
     all_kept = cost_of(graph, undivided, alone).memory_bytes - sum(fixed_bytes(graph, undivided))
     part = kept / all_kept if all_kept else 1 / len(stage.ranks)
     parameters, gradients, updated = _held(graph, chosen, setting)
-    return MemoryNeed(
-        parameters=math.ceil(whole.parameters * parameters),
-        gradients=math.ceil(whole.gradients * gradients),
-        optimizer=math.ceil(whole.optimizer * updated),
-        activations=math.ceil(whole.activations * part),
-        boundary=messages,
-        working=math.ceil(whole.working * part),
+    crossing = 2 * (whole.inputs + whole.outputs)  # each there and back
+    own = StageBytes(
+        math.ceil(whole.inputs * messages / max(crossing, 1)),
+        math.ceil(whole.outputs * messages / max(crossing, 1)),
+        tuple(it.of_parts(part, gradients) for it in whole.moments),
+        tuple(math.ceil(it * gradients) for it in whole.behind),
+        math.ceil(whole.gradients * gradients),
     )
+    lasting = MemoryNeed(
+        parameters=math.ceil(profile.parameter_bytes(stage.start, stage.end) * parameters),
+        gradients=own.gradients,
+        optimizer=math.ceil(profile.optimizer_bytes(stage.start, stage.end) * updated),
+        activations=0,
+        boundary=0,
+        working=math.ceil(profile.update_bytes(stage.start, stage.end) * updated),
+        buffers=peer_bytes * sum(it - 1 for it in setting.sizes),
+    )
+    return fullest(steps, {number: own}, lasting, has_replicas=False)
 
 
 def _held(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> tuple[float, float, float]:

@@ -45,6 +45,8 @@ class LayerShape(TypedDict):
     passing_bytes: NotRequired[Bytes]
     update_us: NotRequired[Time]
     split_us: NotRequired[Time]
+    split_bytes: NotRequired[Bytes]
+    split_working_bytes: NotRequired[Bytes]
 
 
 @MAPPING
