@@ -44,6 +44,8 @@ class Layer:
         split_us: by how much a backward pass takes longer in two halves, each by its part.
         split_bytes: what a microbatch keeps between these halves besides `saved_bytes`: gradients that those
             of parameters are made of.
+        tail_bytes: the part of `saved_bytes` that goes with the first half where a stage ends behind this
+            layer.
         split_working_bytes: as `working_bytes`, of the first half, while all that layers behind had saved is
             still there.
     """
@@ -66,6 +68,7 @@ class Layer:
     update_us: float = 0.0
     split_us: float = 0.0
     split_bytes: int = 0
+    tail_bytes: int = 0
     split_working_bytes: int = 0
 
     @property
@@ -141,6 +144,7 @@ class Profile:
                 ("weights_us", "backward_us"),
                 ("working_fixed_bytes", "working_bytes"),
                 ("passing_bytes", "saved_bytes"),
+                ("tail_bytes", "saved_bytes"),
             ):
                 some, total = getattr(layer, part), getattr(layer, whole)
                 if some is not None and some > total:
@@ -270,6 +274,7 @@ class Profile:
             weights_us=sum(it.weights_share * it.backward_us for it in self.layers),
             split_us=sum(it.split_us for it in self.layers),
             split_bytes=sum(it.split_bytes for it in self.layers),
+            tail_bytes=self.layers[-1].tail_bytes,
             split_working_bytes=max(it.split_working_bytes for it in self.layers),
             working_bytes=self.working_bytes(0, self.depth, self.samples),
             update_bytes=self.update_bytes(0, self.depth),

@@ -32,7 +32,6 @@ et al. 2021 (NeurIPS, "Efficient combination of rematerialization and offloading
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -139,6 +138,7 @@ class Moment:
         fixed: the part of that which gradients of parameters take.
         between: what layers up to this one keep besides between the halves of a split backward pass.
         split: what its operators need besides in the first of them.
+        tail: what goes with the first of them of what a stage keeps that ends behind this layer.
     """
 
     kept: int
@@ -147,14 +147,7 @@ class Moment:
     fixed: int
     between: int
     split: int
-
-    def of_parts(self, activations: float, gradients: float) -> Moment:
-        """Where operators are divided, by the parts that a rank has of both."""
-        fixed = math.ceil(self.fixed * gradients)
-        sizes = (math.ceil(it * activations) for it in (self.kept, self.held, self.working - self.fixed))
-        kept, held, working = sizes
-        left = (math.ceil(it * activations) for it in (self.between, self.split))
-        return Moment(kept, held, working + fixed, fixed, *left)
+    tail: int
 
 
 def moments(profile: Profile, segments: Sequence[Segment], share: int) -> tuple[Moment, ...]:
@@ -169,15 +162,18 @@ def moments(profile: Profile, segments: Sequence[Segment], share: int) -> tuple[
     def scaled(size: int) -> int:
         return -(-size * share // profile.samples)
 
-    found, kept, before, between = [], 0, 0, 0
+    found, kept, before, between, tail = [], 0, 0, 0, 0
     for it in units(segments):
         first = it.start == segments[0].start
         each, besides = unit_bytes(profile, it, first=first)
         kept += each
         for index in range(it.start, it.end):
             layer = profile.layers[index]
-            first_half = scaled(layer.split_working_bytes)
             between += layer.split_bytes
+            if it.treatment is not Treatment.KEEP:
+                tail = 0
+            else:
+                tail = layer.tail_bytes if layer.gradient_bytes else tail + each
             fixed = layer.working_fixed_bytes
             working = layer.working_bytes - fixed - (-fixed * profile.samples // share)
             held = kept + unit_bytes(profile, replace(it, end=index + 1), first=first)[1] + before
@@ -186,9 +182,9 @@ def moments(profile: Profile, segments: Sequence[Segment], share: int) -> tuple[
                 working += min(profile.kept_bytes(it.start, index + 1) - taken, 0)
             sizes = scaled(kept), scaled(held)
             most = scaled(max(held + working, held))
-            found.append(
-                Moment(*sizes, most - sizes[1], min(fixed, most - sizes[1]), scaled(between), first_half)
-            )
+            working = most - sizes[1]
+            others = (scaled(size) for size in (between, layer.split_working_bytes, tail))
+            found.append(Moment(*sizes, working, min(fixed, working), *others))
         before = besides if it.treatment is Treatment.OFFLOAD else 0
     return tuple(found)
 

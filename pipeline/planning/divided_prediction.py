@@ -9,19 +9,21 @@ ratio of theirs, bytes in the ratio of what a rank holds, and collectives beside
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from arborcast.pipeline.costs.link_costs import LinkCosts
-from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
+from arborcast.pipeline.costs.saved_bytes import Moment, Segment, Treatment
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.meshes import Mesh
 from arborcast.pipeline.order.pass_messages import WorkerStep, with_messages
 from arborcast.pipeline.planning.interop_search import ORDER, JointPlan, JointStage
-from arborcast.pipeline.planning.memory_need import MemoryNeed, StageBytes, fullest, peak_in_flight
+from arborcast.pipeline.planning.memory_need import MemoryNeed, StageBytes, fullest
 from arborcast.pipeline.planning.plan_prediction import Prediction, predict
 from arborcast.pipeline.profiles import Layer, Profile, Tie
-from arborcast.pipeline.sharding.evaluation import cost_of, fixed_bytes, updates_ps
+from arborcast.pipeline.sharding.evaluation import fixed_bytes, readings, updates_ps
 from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.setting import Setting
@@ -106,26 +108,24 @@ def _memory(
 ) -> MemoryNeed:
     """What each rank of a stage needs."""
     stage, samples = joint.stages[number], sliced.graph.samples
-    in_flight = peak_in_flight(ORDER, len(joint.stages) - 1 - number, joint.microbatches)
     graph, chosen, setting = stage.priced.sharding.graph, stage.priced.sharding.chosen, stage.priced.setting
     whole = StageBytes.of(profile, (Segment(stage.start, stage.end, Treatment.KEEP),), samples)
-    weights, messages = fixed_bytes(graph, chosen)
-    kept = (stage.priced.memory_bytes - weights - messages) / in_flight
     assert isinstance(setting.prices, FabricPrices)
-    alone = replace(
-        setting, prices=replace(setting.prices, mesh=Mesh((), setting.prices.mesh.ranks[:1])), in_flight=1
-    )
+    alone = replace(setting, prices=replace(setting.prices, mesh=Mesh((), setting.prices.mesh.ranks[:1])))
     undivided = [next(iter(strategies(graph, it, alone)), None) for it in graph.operators]
-    all_kept = cost_of(graph, undivided, alone).memory_bytes - sum(fixed_bytes(graph, undivided))
-    part = kept / all_kept if all_kept else 1 / len(stage.ranks)
     parameters, gradients, updated = _held(graph, chosen, setting)
+    divided, all_kept = _kept(graph, chosen, setting), _kept(graph, undivided, alone)
+    parts = {layer: Fraction(divided[layer], size) for layer, size in all_kept.items() if size}
+    kept = _kept_moments(stage, whole.moments, parts, gradients)
     crossing = 2 * (whole.inputs + whole.outputs)  # each there and back
+    messages = fixed_bytes(graph, chosen)[1] / max(crossing, 1)
     own = StageBytes(
-        math.ceil(whole.inputs * messages / max(crossing, 1)),
-        math.ceil(whole.outputs * messages / max(crossing, 1)),
-        tuple(it.of_parts(part, gradients) for it in whole.moments),
+        math.ceil(whole.inputs * messages),
+        math.ceil(whole.outputs * messages),
+        kept,
         tuple(math.ceil(it * gradients) for it in whole.behind),
         math.ceil(whole.gradients * gradients),
+        kept[-1].kept,
     )
     lasting = MemoryNeed(
         parameters=math.ceil(profile.parameter_bytes(stage.start, stage.end) * parameters),
@@ -137,6 +137,33 @@ def _memory(
         buffers=peer_bytes * sum(it - 1 for it in setting.sizes),
     )
     return fullest(steps, {number: own}, lasting, has_replicas=False)
+
+
+def _kept(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> Mapping[int, int]:
+    """Bytes that a rank keeps for backward passes, by layer."""
+    found: Counter[int] = Counter()
+    for operator, way in zip(graph.operators, chosen, strict=True):
+        if way is not None and operator.given is None and not operator.is_end:
+            found[operator.place] += way.memory_bytes
+    for it in readings(graph, chosen, setting):
+        found[graph.operators[graph.maker[it.tensor.value][0]].place] += it.cost.memory_bytes
+    return found
+
+
+def _kept_moments(
+    stage: JointStage, whole: Sequence[Moment], parts: Mapping[int, Fraction], gradients: float
+) -> tuple[Moment, ...]:
+    """What is there in each layer where its operators are divided, in the ratio of what is kept of it.
+
+    Gradients of parameters, before they are added, are in the ratio of theirs.
+    """
+    found, kept, before = [], 0, 0
+    for place, it in zip(range(stage.start, stage.end), whole, strict=True):
+        part = parts.get(place, Fraction(1, len(stage.ranks)))
+        kept, before = kept + math.ceil((it.kept - before) * part), it.kept
+        fixed = math.ceil(it.fixed * gradients)
+        found.append(Moment(kept, kept, math.ceil((it.working - it.fixed) * part) + fixed, fixed, 0, 0, 0))
+    return tuple(found)
 
 
 def _held(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> tuple[float, float, float]:

@@ -77,6 +77,7 @@ class StageBytes:
         moments: of passes, by layer.
         behind: for each layer gradients of the parameters of those behind it.
         gradients: of all parameters.
+        left: of a microbatch between the halves of a split backward pass.
     """
 
     inputs: int
@@ -84,6 +85,7 @@ class StageBytes:
     moments: tuple[Moment, ...]
     behind: tuple[int, ...]
     gradients: int
+    left: int
 
     @classmethod
     def of(cls, profile: Profile, segments: Segments, share: int) -> StageBytes:
@@ -94,7 +96,8 @@ class StageBytes:
         )
         behind = tuple(profile.gradient_bytes(it + 1, end) for it in range(start, end))
         own = moments(profile, segments, share)
-        return cls(inputs, outputs, own, behind, profile.gradient_bytes(start, end))
+        left = own[-1].kept + own[-1].between - own[-1].tail
+        return cls(inputs, outputs, own, behind, profile.gradient_bytes(start, end), left)
 
     def while_in(self, phase: Phase, *, splits: bool, fresh: bool) -> Iterator[MemoryNeed]:
         """What a pass of a microbatch needs, layer by layer; of gradients those that are `fresh` in it."""
@@ -112,7 +115,7 @@ class StageBytes:
                 case Phase.BACKWARD, True:
                     yield _at(0, end.held + end.between - it.between, it.split, at_end)
                 case _:
-                    yield _at(behind, it.kept + it.between, it.fixed)
+                    yield _at(behind, min(it.kept + it.between, self.left), it.fixed)
 
 
 def _at(gradients: int, activations: int, working: int, boundary: int = 0) -> MemoryNeed:
@@ -220,7 +223,7 @@ def _around(
         splits: whether backward passes are split.
         is_here: whether the stage behind is on the same rank: then that has taken the output.
     """
-    kept, left = part.moments[-1].kept, part.moments[-1].kept + part.moments[-1].between
+    kept, left = part.moments[-1].kept, part.left
     match phase:
         case Phase.FORWARD:  # the input is among what it keeps
             return (0, part.inputs), (kept, part.outputs)

@@ -46,6 +46,7 @@ class LayerShape(TypedDict):
     update_us: NotRequired[Time]
     split_us: NotRequired[Time]
     split_bytes: NotRequired[Bytes]
+    tail_bytes: NotRequired[Bytes]
     split_working_bytes: NotRequired[Bytes]
 
 

@@ -275,8 +275,8 @@ def test_wrong_input_is_refused(asked, error, message):
 
 def test_memory_that_cannot_fit_says_by_how_much_and_where():
     # A layer's weights and gradients take 2 MB; 8 layers on 4 ranks take 4 MB on some rank. Inside, 63
-    # bytes (1000 / 16 samples) come and go on both sides: eight at once, half of them gradients that were sent
-    # and are not waited for.
+    # bytes (1000 / 16 samples) come and go on both sides: eight at once, half of them gradients that were
+    # sent and are not waited for.
     with pytest.raises(
         PlanError,
         match=r"^no plan fits into memory; the closest one \(4 stages, 16 microbatches, order 1f1b\) does "

@@ -207,6 +207,11 @@ def replayed_bytes(plan, profile, steps, *, has_replicas):  # noqa: PLR0912 - a 
                     else:
                         there["gradient", at] = it.gradient_bytes
                         del there["saved", at, m]
+                for at in reversed(own if splits else ()):
+                    it = profile.layers[at]
+                    there["saved", at, m] -= it.tail_bytes if it.gradient_bytes else there["saved", at, m]
+                    if it.gradient_bytes:
+                        break
                 there.pop(("back", stage, m), None)
                 there["back", stage - 1, m] = crossing(stage - 1)
             case "compute", Phase.WEIGHTS:
