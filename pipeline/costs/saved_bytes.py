@@ -76,25 +76,6 @@ Segments = tuple[Segment, ...]
 """Of a stage: together all its layers, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavedBytes:
-    """Bytes that a stage holds of activations.
-
-    Attributes:
-        kept: of each microbatch between its passes.
-        peak: of one microbatch while it goes forward or back, at the fullest moment.
-        working: the part of it that operators need while they run.
-    """
-
-    kept: int
-    peak: int
-    working: int = 0
-
-    def with_in_flight(self, microbatches: int) -> int:
-        """Of so many microbatches at the fullest moment."""
-        return (microbatches - 1) * self.kept + self.peak
-
-
 def units(segments: Iterable[Segment]) -> Iterator[Segment]:
     """Segments with kept and offloaded layers one at a time."""
     for it in segments:
@@ -114,17 +95,17 @@ def merged(parts: Iterable[Segment]) -> Segments:
     return tuple(made)
 
 
-def held(profile: Profile, segments: Sequence[Segment], share: int) -> SavedBytes:
-    """What a stage holds.
+def held_bytes(profile: Profile, segments: Sequence[Segment], share: int, in_flight: int) -> int:
+    """What a stage holds of so many microbatches at the fullest moment, where operators run.
 
     Args:
         profile: of the model.
         segments: of the stage.
         share: samples of a microbatch that the rank works on.
+        in_flight: microbatches.
     """
     found = moments(profile, segments, share)
-    peak = max(it.held + it.working for it in found)
-    return SavedBytes(found[-1].kept, peak, peak - max(it.held for it in found))
+    return (in_flight - 1) * found[-1].kept + max(it.held + it.working for it in found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,6 @@ def _memory(
         kept,
         tuple(math.ceil(it * gradients) for it in whole.behind),
         math.ceil(whole.gradients * gradients),
-        kept[-1].kept,
     )
     lasting = MemoryNeed(
         parameters=math.ceil(profile.parameter_bytes(stage.start, stage.end) * parameters),

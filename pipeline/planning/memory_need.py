@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeAlias
@@ -20,7 +20,7 @@ from arborcast.pipeline.costs.saved_bytes import (
     Segments,
     Treatment,
     described,
-    held,
+    held_bytes,
     moments,
 )
 from arborcast.pipeline.errors import BatchError, PlanError
@@ -48,7 +48,7 @@ class MemoryNeed:
         activations: kept for the backward passes.
         boundary: of messages: outputs until a gradient comes back for them, what is received ahead, gradients
             of inputs until they have been sent.
-        working: of operators while they run, or of the update.
+        working: of operators while they run, or of the update; before there is a plan among activations.
         buffers: of the process groups that sum gradients.
     """
 
@@ -67,6 +67,10 @@ class MemoryNeed:
         return lasting + self.activations + self.boundary + self.working
 
 
+Sizes: TypeAlias = tuple[int, int, int, int]
+"""Bytes of gradients, activations, messages and working memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class StageBytes:
     """What a rank needs for one of its stages, of each microbatch and of all.
@@ -77,7 +81,6 @@ class StageBytes:
         moments: of passes, by layer.
         behind: for each layer gradients of the parameters of those behind it.
         gradients: of all parameters.
-        left: of a microbatch between the halves of a split backward pass.
     """
 
     inputs: int
@@ -85,7 +88,6 @@ class StageBytes:
     moments: tuple[Moment, ...]
     behind: tuple[int, ...]
     gradients: int
-    left: int
 
     @classmethod
     def of(cls, profile: Profile, segments: Segments, share: int) -> StageBytes:
@@ -95,36 +97,40 @@ class StageBytes:
             math.ceil(profile.output_bytes(it, share)) if 0 < it < profile.depth else 0 for it in (start, end)
         )
         behind = tuple(profile.gradient_bytes(it + 1, end) for it in range(start, end))
-        own = moments(profile, segments, share)
-        left = own[-1].kept + own[-1].between - own[-1].tail
-        return cls(inputs, outputs, own, behind, profile.gradient_bytes(start, end), left)
+        gradients = profile.gradient_bytes(start, end)
+        return cls(inputs, outputs, moments(profile, segments, share), behind, gradients)
 
-    def while_in(self, phase: Phase, *, splits: bool, fresh: bool) -> Iterator[MemoryNeed]:
-        """What a pass of a microbatch needs, layer by layer; of gradients those that are `fresh` in it."""
-        end = self.moments[-1]
-        for it, size in zip(reversed(self.moments), reversed(self.behind), strict=True):
-            behind = size if fresh else 0
-            at_end = (
-                -self.outputs if it is end else 0
-            )  # the gradient of outputs is what its operators work on
-            match phase, splits:
-                case Phase.FORWARD, _:
-                    yield _at(0, it.held, it.working - it.fixed)
-                case Phase.BACKWARD, False:
-                    yield _at(behind, it.held, it.working, at_end)
-                case Phase.BACKWARD, True:
-                    yield _at(0, end.held + end.between - it.between, it.split, at_end)
-                case _:
-                    yield _at(behind, min(it.kept + it.between, self.left), it.fixed)
+    def of_pass(self, phase: Phase, *, splits: bool, is_first: bool, is_here: bool) -> list[Sizes]:
+        """What a pass lets go of as it begins, what is there besides at its fullest moment, what it leaves.
 
-
-def _at(gradients: int, activations: int, working: int, boundary: int = 0) -> MemoryNeed:
-    return MemoryNeed(0, gradients, 0, activations, boundary, working)
-
-
-def stage_memory(plan: Plan, profile: Profile, *, batch: int, stage: int) -> MemoryNeed:
-    """As `plan_memory`, of one stage."""
-    return plan_memory(plan, profile, batch=batch)[stage]
+        Args:
+            phase: of the pass.
+            splits: whether backward passes are split.
+            is_first: whether there are no gradients of parameters yet.
+            is_here: whether the stage behind is on the same rank, and so has taken the output itself.
+        """
+        end, both = self.moments[-1], list(zip(self.moments, self.behind, strict=True))
+        left = end.kept + end.between - end.tail
+        # Whoever sent a gradient has received the output; the last layer's operators work on that gradient.
+        sent, at_end = 0 if is_here else -self.outputs, {len(both) - 1: -self.outputs}
+        most: Iterable[Sizes]
+        match phase:
+            case Phase.FORWARD:  # the input is among what it keeps
+                most = ((0, it.held, 0, it.working - it.fixed) for it in self.moments)
+                goes, comes = (0, 0, -self.inputs, 0), (0, end.kept, self.outputs, 0)
+            case Phase.BACKWARD:
+                most = (
+                    (0, end.held + end.between - it.between, at_end.get(at, 0), it.split)
+                    if splits
+                    else (size * is_first, it.held, at_end.get(at, 0), it.working)
+                    for at, (it, size) in enumerate(both)
+                )
+                goes, comes = (0, -end.kept, sent, 0), (0, left * splits, self.inputs - self.outputs, 0)
+            case Phase.WEIGHTS:
+                kept = ((min(it.kept + it.between, left), it.fixed, size) for it, size in both)
+                most = ((size * is_first, there, 0, fixed) for there, fixed, size in kept)
+                goes, comes = (0, -left, 0, 0), (0, 0, 0, 0)
+        return [goes, max(most, key=sum), comes]
 
 
 def plan_memory(plan: Plan, profile: Profile, *, batch: int, peer_bytes: int = 0) -> tuple[MemoryNeed, ...]:
@@ -178,60 +184,32 @@ def fullest(
     """
     computed = [it.action for it in steps if it.kind == "compute"]
     last, most_sent = last_phase(computed), most_on_their_way(computed)
-    splits = last is Phase.WEIGHTS
     made = {it: part.gradients if has_replicas else 0 for it, part in parts.items()}
+    found: Sizes = (lasting.gradients, 0, 0, lasting.working)
     kept = messages = 0
     sent: deque[int] = deque()
 
     @cache
-    def during(stage: int, phase: Phase, fresh: bool) -> MemoryNeed:
-        return max(parts[stage].while_in(phase, splits=splits, fresh=fresh), key=lambda it: it.total)
+    def passing(stage: int, phase: Phase, is_first: bool) -> list[Sizes]:
+        splits, is_here = last is Phase.WEIGHTS, stage + 1 in parts
+        return parts[stage].of_pass(phase, splits=splits, is_first=is_first, is_here=is_here)
 
-    found, least = lasting, lasting.gradients + lasting.working
     for step in steps:
         action, part = step.action, parts[step.action.stage]
         if step.kind == "receive":
             messages += part.inputs if action.phase is Phase.FORWARD else part.outputs
         elif step.kind == "compute":
-            before, behind = _around(action.phase, part, splits, is_here=action.stage + 1 in parts)
-            kept, messages = kept - before[0], messages - before[1]
-            fresh = action.phase is last and not made[action.stage]
-            now = during(action.stage, action.phase, fresh)
-            sizes = kept + now.activations, messages + now.boundary, now.working
-            there = min(sum(made.values()) + now.gradients, lasting.gradients)
-            if there + sum(sizes) > least:
-                least = there + sum(sizes)
-                names = ("activations", "boundary", "working")
-                found = replace(lasting, gradients=there, **dict(zip(names, sizes, strict=True)))
-            kept, messages = kept + behind[0], messages + behind[1]
-            if action.phase is last:
-                made[action.stage] = part.gradients
+            goes, most, comes = passing(action.stage, action.phase, not made[action.stage])
+            kept, messages = kept + goes[1], messages + goes[2]
+            there = min(sum(made.values()) + most[0], lasting.gradients)
+            found = max(found, (there, kept + most[1], messages + most[2], most[3]), key=sum)
+            kept, messages = kept + comes[1], messages + comes[2]
+            made[action.stage] = part.gradients if action.phase is last else made[action.stage]
         elif action.phase is Phase.BACKWARD:
             sent.append(part.inputs)
             messages -= sent.popleft() if len(sent) > most_sent else 0
-    return found
-
-
-def _around(
-    phase: Phase, part: StageBytes, splits: bool, *, is_here: bool
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Bytes of activations and messages that go when a pass begins, and that come when it has ended.
-
-    Args:
-        phase: of the pass.
-        part: its stage.
-        splits: whether backward passes are split.
-        is_here: whether the stage behind is on the same rank: then that has taken the output.
-    """
-    kept, left = part.moments[-1].kept, part.left
-    match phase:
-        case Phase.FORWARD:  # the input is among what it keeps
-            return (0, part.inputs), (kept, part.outputs)
-        case Phase.BACKWARD:  # whoever sent a gradient has received the output
-            sent = 0 if is_here else part.outputs
-            return (kept, sent), (left if splits else 0, part.inputs - part.outputs)
-        case Phase.WEIGHTS:
-            return (left, 0), (0, 0)
+    gradients, activations, boundary, working = found
+    return replace(lasting, gradients=gradients, activations=activations, boundary=boundary, working=working)
 
 
 def range_memory(
@@ -249,17 +227,17 @@ def range_memory(
         splits: whether the order splits backward passes.
     """
     start, end = segments[0].start, segments[-1].end
-    part, found = StageBytes.of(profile, segments, share), held(profile, segments, share)
-    activations = found.with_in_flight(in_flight) - found.working
+    part = StageBytes.of(profile, segments, share)
+    activations = held_bytes(profile, segments, share, in_flight)
     between = part.moments[-1].between if splits else 0
-    boundary = in_flight * (part.inputs + part.outputs + between) + 3 * part.inputs + part.outputs
+    boundary = in_flight * (part.inputs + part.outputs + between) + 4 * part.inputs + part.outputs
     return MemoryNeed(
         parameters=profile.parameter_bytes(start, end),
         gradients=part.gradients,
         optimizer=profile.optimizer_bytes(start, end),
         activations=activations,
         boundary=boundary,
-        working=max(found.working, profile.update_bytes(start, end) - activations - boundary),
+        working=max(profile.update_bytes(start, end) - activations - boundary, 0),
     )
 
 

@@ -424,7 +424,7 @@ class Needs:
         if ORDERS[question.order].splits:
             between = np.ceil(layers.split_bytes[:, :, None] * share / samples).astype(np.int64)
             crossing = crossing + between
-        fixed = layers.fixed_bytes[:, :, None] + 3 * inputs + outputs
+        fixed = layers.fixed_bytes[:, :, None] + 4 * inputs + outputs
         self.fixed: Integers = fixed + self.working
         update = layers.fixed_bytes + layers.update_bytes
         self.update: Integers = np.broadcast_to(update[:, :, None], self.fixed.shape)

@@ -272,8 +272,9 @@ class Offloads:
         self._seen.clear()
 
     def end(self) -> None:
-        """Wait for the last copies."""
+        """Wait for the last copies, and leave what stays to autograd, which has `pack` as long as its values."""
         self._wait()
+        self._held.clear()
 
     def _wait(self) -> None:
         for it in self._sending:

@@ -24,7 +24,6 @@ from arborcast.pipeline.planning.memory_need import (
     plan_memory,
     rank_limits,
     readable,
-    stage_memory,
 )
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.stages import Plan
@@ -47,7 +46,7 @@ def test_the_terms_of_a_stage_by_hand():
     the layer's operators work on.
     """
     plan = Plan([(0, 1, [0]), (1, 3, [1, 2]), (3, 4, [3])], 4)
-    assert stage_memory(plan, PROFILE, batch=24, stage=1) == MemoryNeed(
+    assert plan_memory(plan, PROFILE, batch=24)[1] == MemoryNeed(
         parameters=200 + 300,
         gradients=200 + 300,
         optimizer=400 + 600,
@@ -59,7 +58,7 @@ def test_the_terms_of_a_stage_by_hand():
 def test_recomputation_keeps_inputs_and_one_microbatch():
     """Of the microbatch under way the input is among what it holds."""
     plan = Plan([(0, 1, [0]), (1, 3, [1, 2]), (3, 4, [3])], 4, recompute=True)
-    memory = stage_memory(plan, PROFILE, batch=24, stage=1)
+    memory = plan_memory(plan, PROFILE, batch=24)[1]
     assert memory.activations == 1 * 80 * 3 // 8 + (1600 + 2400) * 3 // 8
 
 
@@ -67,11 +66,11 @@ def test_gradients_come_while_activations_go():
     """Of one microbatch: when the last layer goes back there are none, when the first does, all others."""
     plan = Plan([(0, 2, [0]), (2, 4, [1])], 1)
     for stage, (first, last) in enumerate([(0, 1), (2, 3)]):
-        memory = stage_memory(plan, PROFILE, batch=8, stage=stage)
+        memory = plan_memory(plan, PROFILE, batch=8)[stage]
         at_end = BYTES[first][1] + BYTES[last][1]
         at_begin = BYTES[first][1] + BYTES[last][3]
         assert memory.gradients + memory.activations == max(at_end, at_begin)
-    with_replicas = stage_memory(Plan([(0, 4, [0, 1])], 1), PROFILE, batch=16, stage=0)
+    with_replicas = plan_memory(Plan([(0, 4, [0, 1])], 1), PROFILE, batch=16)[0]
     assert with_replicas.gradients == sum(it[3] for it in BYTES)
 
 
@@ -79,14 +78,14 @@ def test_uneven_batches_count_by_the_largest_share_rounded_up():
     # 7 samples in 2 microbatches: 4 and 3; on 3 replicas 2 and 1 and 1.
     assert largest_share(7, 2, 3) == 2
     plan = Plan([(0, 4, [0, 1, 2])], 2)
-    assert stage_memory(plan, PROFILE, batch=7, stage=0).activations == (800 + 1600 + 2400 + 16) * 2 // 8
+    assert plan_memory(plan, PROFILE, batch=7)[0].activations == (800 + 1600 + 2400 + 16) * 2 // 8
 
 
 def test_a_shared_parameter_lies_once_in_a_stage():
     tied = Profile("tied", 8, PROFILE.layers, (Tie("weight", 50, (0, 2)),))
     whole, cut = Plan([(0, 4, [0])], 1), Plan([(0, 1, [0]), (1, 4, [1])], 1)
-    assert stage_memory(whole, tied, batch=8, stage=0).parameters == 610 - 50
-    assert stage_memory(cut, tied, batch=8, stage=1).parameters == 510
+    assert plan_memory(whole, tied, batch=8)[0].parameters == 610 - 50
+    assert plan_memory(cut, tied, batch=8)[1].parameters == 510
 
 
 @given(
