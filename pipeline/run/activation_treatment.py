@@ -272,7 +272,7 @@ class Offloads:
         self._seen.clear()
 
     def end(self) -> None:
-        """Wait for the last copies, and leave what stays to autograd, which has `pack` as long as its values."""
+        """Wait for the last copies, and leave to autograd what stays: it has `pack` as long as any value."""
         self._wait()
         self._held.clear()
 

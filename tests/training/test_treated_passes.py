@@ -189,7 +189,7 @@ def test_a_segment_that_changes_what_it_takes_begins_again_with_the_same():
 
 @pytest.mark.parametrize("first", [KEEP, OFFLOAD])
 def test_what_layers_behind_kept_is_gone_when_a_layer_goes_back(first):
-    """Also where others of the stage are offloaded, whose hooks autograd has until the last one is through."""
+    """Also where others of the stage are offloaded, whose hooks autograd has until the last is through."""
     seen = []
 
     class Look(nn.Module):
