@@ -51,7 +51,6 @@ def measure_links(
     with LiveBytes() as live:
         summing = groups.make(range(ranks))
         dist.all_reduce(torch.zeros(ranks), group=summing)
-    peer_bytes = live.now // max(ranks - 1, 1)
     links = Messenger(groups.job, f"rank {own}", PassRecorder(is_on=False))
     peer, handled = own ^ 1, []
 
@@ -68,9 +67,11 @@ def measure_links(
     there_and_back_us, both_ways_us = _line(groups.job, exchange, repeats)
     sum_us, byte_us = _between(groups.job, lambda values: dist.all_reduce(values, group=summing), repeats)
     handling_us = statistics.median(handled[1 : repeats + 1] or [0.0])  # of small messages
-    found = torch.tensor([there_and_back_us / 2, both_ways_us / 2, handling_us, sum_us / ranks, byte_us])
+    each = live.now // max(ranks - 1, 1)
+    own_costs = there_and_back_us / 2, both_ways_us / 2, handling_us, sum_us / ranks, byte_us, each
+    found = torch.tensor(own_costs, dtype=torch.float64)
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=groups.job)
-    message_us, message_byte_us, handling_us, collective_us, byte_us = found.tolist()
+    message_us, message_byte_us, handling_us, collective_us, byte_us, peer_bytes = found.tolist()
     links.close()
     groups.close()
     if topology is None:
@@ -80,7 +81,7 @@ def measure_links(
         topology = Topology.build("this machine", ranks, [Link(*pair, rate, Fraction(0)) for pair in pairs])
     sum_gbps = 1 / byte_us / BYTES_PER_US
     return LinkCosts(
-        topology, message_us, handling_us, collective_us, sum_gbps=sum_gbps, peer_bytes=peer_bytes
+        topology, message_us, handling_us, collective_us, sum_gbps=sum_gbps, peer_bytes=int(peer_bytes)
     )
 
 
