@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from itertools import accumulate
 
 from arborcast.pipeline.errors import ProfileError
@@ -41,6 +42,12 @@ class Layer:
         passing_bytes: the part of `saved_bytes` that is input which no operator keeps, of this layer or the
             one before: it stays only where a stage begins with this layer.
         split_us: by how much a backward pass takes longer in two halves, each by its part.
+        split_bytes: what a microbatch keeps between these halves besides `saved_bytes`: gradients that those
+            of parameters are made of.
+        tail_bytes: the part of `saved_bytes` that goes with the first half where a stage ends behind this
+            layer.
+        split_working_bytes: as `working_bytes`, of the first half, while all that layers behind had saved is
+            still there.
     """
 
     name: str
@@ -60,6 +67,9 @@ class Layer:
     passing_bytes: int = 0
     update_us: float = 0.0
     split_us: float = 0.0
+    split_bytes: int = 0
+    tail_bytes: int = 0
+    split_working_bytes: int = 0
 
     @property
     def weights_share(self) -> float:
@@ -134,6 +144,7 @@ class Profile:
                 ("weights_us", "backward_us"),
                 ("working_fixed_bytes", "working_bytes"),
                 ("passing_bytes", "saved_bytes"),
+                ("tail_bytes", "saved_bytes"),
             ):
                 some, total = getattr(layer, part), getattr(layer, whole)
                 if some is not None and some > total:
@@ -177,8 +188,12 @@ class Profile:
 
     def saved_bytes(self, start: int, end: int, samples: float) -> float:
         """Bytes that a forward pass of the layers [start, end) keeps for its backward pass."""
+        return self.kept_bytes(start, end) * samples / self.samples
+
+    def kept_bytes(self, start: int, end: int) -> int:
+        """The same with all samples of the profile."""
         passing = sum(it.passing_bytes for it in self.layers[start + 1 : end])
-        return (sum(it.saved_bytes for it in self.layers[start:end]) - passing) * samples / self.samples
+        return sum(it.saved_bytes for it in self.layers[start:end]) - passing
 
     def working_bytes(self, start: int, end: int, share: int) -> int:
         """Bytes beyond `saved_bytes` of a microbatch's passes through the layers [start, end).
@@ -222,14 +237,18 @@ class Profile:
         return self.bytes_once("gradient_bytes", [(start, end)])
 
     def optimizer_bytes(self, start: int, end: int) -> int:
-        """Bytes of the optimizer's state for the layers [start, end)."""
-        return sum(it.optimizer_bytes for it in self.layers[start:end])
+        """Bytes of the optimizer's state for the layers [start, end), of shared parameters once."""
+        return self.optimizer_once([(start, end)])
 
     def update_us(self, ranges: Sequence[tuple[int, int]]) -> float:
         """Time in which the optimizer steps for several ranges of layers, shared parameters once."""
-        layers = [it for start, end in ranges for it in self.layers[start:end]]
-        time_us, size = sum(it.update_us for it in layers), sum(it.gradient_bytes for it in layers)
-        return time_us * self.bytes_once("gradient_bytes", ranges) / size if size else time_us
+        time_us = sum(it.update_us for start, end in ranges for it in self.layers[start:end])
+        return float(time_us * self._trained_once(ranges))
+
+    def optimizer_once(self, ranges: Sequence[tuple[int, int]]) -> int:
+        """Bytes of the optimizer's state for several ranges of layers, of shared parameters once."""
+        size = sum(it.optimizer_bytes for start, end in ranges for it in self.layers[start:end])
+        return math.ceil(size * self._trained_once(ranges))
 
     def ties_across(self, cuts: Iterable[int]) -> tuple[Tie, ...]:
         """Shared parameters whose layers lie in several stages, where stages begin at `cuts`."""
@@ -248,12 +267,15 @@ class Profile:
             name=self.model or "model",
             **sums,
             output_bytes=self.layers[-1].output_bytes,
-            saved_bytes=int(self.saved_bytes(0, self.depth, self.samples)),
+            saved_bytes=self.kept_bytes(0, self.depth),
             parameter_bytes=self.parameter_bytes(0, self.depth),
             gradient_bytes=self.gradient_bytes(0, self.depth),
             optimizer_bytes=self.optimizer_bytes(0, self.depth),
             weights_us=sum(it.weights_share * it.backward_us for it in self.layers),
             split_us=sum(it.split_us for it in self.layers),
+            split_bytes=sum(it.split_bytes for it in self.layers),
+            tail_bytes=self.layers[-1].tail_bytes,
+            split_working_bytes=max(it.split_working_bytes for it in self.layers),
             working_bytes=self.working_bytes(0, self.depth, self.samples),
             update_bytes=self.update_bytes(0, self.depth),
             update_us=self.update_us([(0, self.depth)]),
@@ -263,6 +285,11 @@ class Profile:
     def prefix(self, field: str) -> list[float]:
         """Sums of a field over the first 0, 1, ... layers: for programs that ask for many ranges."""
         return list(accumulate((getattr(layer, field) for layer in self.layers), initial=0))
+
+    def _trained_once(self, ranges: Sequence[tuple[int, int]]) -> Fraction:
+        """The part of all trained parameters of these layers that is left where shared ones count once."""
+        size = sum(it.gradient_bytes for start, end in ranges for it in self.layers[start:end])
+        return Fraction(self.bytes_once("gradient_bytes", ranges), size) if size else Fraction(1)
 
     def _scaled(self, times: Iterable[tuple[float, float]], samples: float) -> float:
         share = samples / self.samples

@@ -96,8 +96,8 @@ UNITS: Mapping[Format, str] = {
     in_gigabytes: "peak_MB",
     gigabytes: "limit_bytes memory_bytes",
     megabytes: (
-        "activations_bytes boundary_bytes gradient_bytes gradients_bytes live_bytes optimizer_bytes "
-        "parameters_bytes predicted_bytes resident_bytes working_bytes"
+        "activations_bytes boundary_bytes buffers_bytes gradient_bytes gradients_bytes live_bytes "
+        "optimizer_bytes parameters_bytes predicted_bytes resident_bytes working_bytes"
     ),
 }
 """How figures are shown, by the names of their columns."""

@@ -10,6 +10,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from arborcast.pipeline.costs.devices import DeviceRates
     from arborcast.pipeline.costs.link_costs import LinkCosts
+    from arborcast.pipeline.costs.live import LiveBytes
     from arborcast.pipeline.model.traced import Traced
     from arborcast.pipeline.planning.plan_prediction import Prediction
     from arborcast.pipeline.profiles import Profile
@@ -342,7 +344,7 @@ def _memory(rank: int, number: int) -> dict[str, tuple[Planned, int]]:
     traced, (inputs, targets) = subject.traced(), subject.batch()
     found = {}
     for name, it in planned(subject, traced, repeats=1).items():
-        with LiveBytes() as live, _trainer(traced, it) as trainer:
+        with LiveBytes() as live, _copies_back(live), _trainer(traced, it) as trainer:
             for _ in range(STEPS):
                 trainer.step(inputs, targets)
             values = {id(own): own for own in (*trainer.module.parameters(), *trainer.module.buffers())}
@@ -350,3 +352,22 @@ def _memory(rank: int, number: int) -> dict[str, tuple[Planned, int]]:
         given = 0 if it.plan.is_divided else size_bytes(values.values())
         found[name] = it, live.peak + given
     return found
+
+
+@contextmanager
+def _copies_back(live: LiveBytes) -> Iterator[None]:
+    """Count what comes back of offloaded results, too, which a thread copies; host memory does not count."""
+    from arborcast.pipeline.run.activation_treatment import OffloadedMemory
+
+    call = OffloadedMemory.call
+
+    def counted(memory: OffloadedMemory) -> None:
+        call(memory)
+        if memory.work is not None:
+            memory.work.add_done_callback(lambda work: live.add(work.result()))
+
+    OffloadedMemory.call = counted  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        OffloadedMemory.call = call  # type: ignore[method-assign]

@@ -36,6 +36,7 @@ from arborcast.pipeline.costs.layer_pass import (
 from arborcast.pipeline.errors import ProfileError
 from arborcast.pipeline.model.layered import Layered
 from arborcast.pipeline.model.module_structure import storage_key
+from arborcast.pipeline.model.split import SplitBackward
 from arborcast.pipeline.profiles import Layer, Profile
 
 aten = torch.ops.aten
@@ -121,7 +122,7 @@ def _analysed(
     def call(*inputs: Tensor) -> Any:
         return functional_call(layer, owned, inputs)
 
-    def run(samples: int) -> PassCosts:
+    def run(samples: int, halves: tuple[SplitBackward, OperatorMeter] | None = None) -> PassCosts:
         meters = (OperatorMeter(device), OperatorMeter(device))
         dims = walk.model.sample_dims(index)
         fewer = (
@@ -129,7 +130,7 @@ def _analysed(
             first_samples(targets, (0,), samples, walk.samples),
         )
         return layer_pass.run_pass(
-            walk, index, call, fewer[0], meters, owned.values(), fewer[1], stayed_before=stayed
+            walk, index, call, fewer[0], meters, owned.values(), fewer[1], halves=halves, stayed_before=stayed
         )
 
     passes = {samples: run(samples) for samples in {walk.samples, walk.fewer} - {0}}
@@ -137,7 +138,11 @@ def _analysed(
     backward = {samples: it.backward_us for samples, it in passes.items()}
     result = passes[walk.samples]
     fewer = passes[walk.fewer].working_bytes if walk.fewer else 0
-    cost = walk.cost(index, layer, result, forward, backward, optimizer, fewer_working_bytes=fewer)
+    split = SplitBackward(owned.values())
+    in_halves = run(walk.samples, (split, OperatorMeter(device))) if split.is_needed else None
+    cost = walk.cost(
+        index, layer, result, forward, backward, optimizer, fewer_working_bytes=fewer, split=in_halves
+    )
     if optimizer is not None and cost.gradient_bytes:
         sizes = [layer_pass.size_bytes([it]) for it in layer.parameters() if it.requires_grad]
         ratio = cost.optimizer_bytes / cost.gradient_bytes

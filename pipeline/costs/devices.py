@@ -17,7 +17,7 @@ from arborcast.pipeline.errors import MemoryShortError, ProfileError
 GIB = 2**30
 
 RESERVE = 10
-"""Percent of what is predicted of a rank's memory that must be free besides: nearly all measured ranks held
+"""Percent of what is predicted of a rank's memory that must be free besides: all measured ranks held
 no more (`docs/figures.md`, memory of ranks)."""
 
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from arborcast.pipeline.costs.live import LiveBytes
 from arborcast.pipeline.errors import ProfileError, first_line
@@ -94,6 +95,7 @@ class Walk:
         halves_us: tuple[float, float] | None = None,
         fewer_working_bytes: int = 0,
         update: Meter | None = None,
+        split: PassCosts | None = None,
     ) -> Layer:
         """The costs of a layer.
 
@@ -108,6 +110,7 @@ class Walk:
                 rule.
             fewer_working_bytes: of a pass with fewer samples.
             update: measures a step of the optimizer; None for none.
+            split: of a pass whose backward pass is split; None where there are no two halves.
 
         Raises:
             ProfileError: the optimizer fails.
@@ -141,6 +144,9 @@ class Walk:
             split_us=0.0 if halves_us is None else max(sum(halves_us) - whole_us, 0.0),
             working_bytes=working,
             passing_bytes=result.passing_bytes,
+            split_bytes=0 if split is None else split.split_bytes,
+            tail_bytes=0 if split is None else split.tail_bytes,
+            split_working_bytes=working if split is None else split.split_working_bytes,
             working_fixed_bytes=int(_fixed_part(self.samples, working, self.fewer, fewer_working_bytes)),
             update_bytes=update_bytes,
             update_us=0.0 if update is None else update.us,
@@ -152,7 +158,8 @@ class PassCosts:
     """What one pass through a layer took and made.
 
     Attributes:
-        outputs: of the layer, without gradients but with `requires_grad` as they came; of the last one none.
+        outputs: copies of the layer's, without gradients but with `requires_grad` as they came; none of the
+            last one, nor where nothing was watched.
         output_bytes: of all outputs.
         forward_us: of the forward pass.
         backward_us: of the backward pass.
@@ -162,6 +169,12 @@ class PassCosts:
         working_bytes: the most that lived at once during both passes, inputs included, less `saved_bytes`.
         passing_bytes: of inputs that neither this layer's operators nor those before keep.
         stayed: of each output, whether some operator keeps it.
+        split_bytes: of gradients that wait for the second half of a split backward pass.
+        tail_bytes: the part of `saved_bytes` that goes with its first half: of operators behind the last one
+            with parameters.
+        split_working_bytes: with halves the most that lived at once during the first one, inputs included,
+            less `saved_bytes` and outputs that some operator keeps: the next layer counts these, whose second
+            half is still to come.
     """
 
     outputs: tuple[Tensor, ...]
@@ -172,6 +185,9 @@ class PassCosts:
     working_bytes: int
     passing_bytes: int
     stayed: tuple[bool, ...]
+    split_bytes: int
+    tail_bytes: int
+    split_working_bytes: int
 
 
 def begin(
@@ -361,35 +377,59 @@ def run_pass(
         if last and walk.loss_fn is not None:
             wanted = targets[0] if len(targets) == 1 else tuple(targets)
             ends = tensors_of(walk.loss_fn(made, wanted), f"{walk.where(index)}: the loss")
-    kept = {storage_key(it): it.untyped_storage().nbytes() for it in (*given, *saved)} if watched else {}
-    taken = {storage_key(it): it.untyped_storage().nbytes() for it in given}
+    taken, kept, handed = _memory(given), _memory((*given, *saved) if watched else ()), _memory(outputs)
     stays = {storage_key(it) for it in saved}
+    counted_next = sum(size for key, size in handed.items() if key in stays and not last)
     stays |= {storage_key(it) for it, stayed in zip(given, stayed_before, strict=False) if stayed}
     passing = sum(size for key, size in taken.items() if key in kept and key not in stays)
     stayed = tuple(storage_key(it) in stays for it in outputs)
-    for tensor in (*owned, *(() if last else outputs)):
-        kept.pop(storage_key(tensor), None)  # outputs: the next layer counts them as its input
+    elsewhere = {storage_key(it) for it in (*owned, *(() if last else outputs))}
+    saved_bytes = sum(size for key, size in kept.items() if key not in elsewhere)  # outputs: the next layer's
     trained = [end for end in ends if end.requires_grad]
+    roots = [get_gradient_edge(end) for end in trained]
     size = size_bytes(outputs)
-    plain = tuple(it.detach().requires_grad_(it.requires_grad) for it in (() if last else outputs))
-    del made, several, outputs, ends, saved[:]  # as in training, where only autograd keeps them
-    later: Second = []
+    plain = tuple(
+        it.detach().clone().requires_grad_(it.requires_grad)
+        for it in (() if last or not watched else outputs)
+    )
     with seen:
         gradients = [torch.ones_like(end) for end in trained]
+    # As in training, where only autograd keeps them.
+    del made, several, outputs, ends, trained, saved[:]
+    later: Second = []
+    found: list[Tensor | None] = []
+    live.peak = live.now if halves is not None else live.peak
     with seen, meters[1]:
-        if trained and halves is None:
-            torch.autograd.backward(trained, gradients)
-        elif trained and halves is not None:
-            _, later = halves[0].first(trained, gradients, given)
+        if roots and halves is None:
+            torch.autograd.backward(roots, gradients)
+        elif roots and halves is not None:
+            found, later = halves[0].first(roots, gradients, given)
+    del roots, gradients
+    inside = sum(taken.values()) - saved_bytes
+    back = _memory(it for it in found if it is not None)
+    left = sum((_memory(it for _, own, _ in later for it in own) | back).values()) - sum(back.values())
+    tail = left + sum(back.values()) - live.now - inside
     if halves is not None:
         with halves[1]:
             SplitBackward.second(later)
-    saved_bytes = sum(kept.values())
-    working = max(sum(taken.values()) + live.peak - saved_bytes, 0) if watched else 0
-    passing = min(passing, saved_bytes)
     return PassCosts(
-        plain, size, meters[0].us, meters[1].us, saved_bytes, working, passing_bytes=passing, stayed=stayed
+        plain,
+        size,
+        meters[0].us,
+        meters[1].us,
+        saved_bytes,
+        max(inside + live.peak, 0) if watched else 0,
+        passing_bytes=min(passing, saved_bytes),
+        stayed=stayed,
+        split_bytes=left,
+        tail_bytes=min(max(tail, 0), saved_bytes) if watched else 0,
+        split_working_bytes=max(inside + live.peak - counted_next, 0) if watched else 0,
     )
+
+
+def _memory(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Bytes of the memory behind tensors, once where several share it."""
+    return {storage_key(it): it.untyped_storage().nbytes() for it in tensors}
 
 
 def size_bytes(tensors: Iterable[Tensor]) -> int:
@@ -421,8 +461,7 @@ def optimizer_bytes(
             times.append(meter.us)
         meter.us = median(times)
     states = (it for state in optimizer.state.values() for it in state.values() if isinstance(it, Tensor))
-    kept = sum({storage_key(it): it.untyped_storage().nbytes() for it in states}.values())
-    return kept, live.peak
+    return sum(_memory(states).values()), live.peak
 
 
 def finish(walk: Walk, layers: Sequence[Layer], source: str) -> Profile:
@@ -461,7 +500,7 @@ def _saved() -> Iterator[list[Tensor]]:
 
     def pack(tensor: Tensor) -> Tensor:
         saved.append(tensor)
-        return tensor
+        return tensor.detach()  # an operator that keeps what it returns would keep itself alive
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield saved

@@ -40,6 +40,7 @@ class LinkCosts:
             its bytes count, at the proven rate, which is too cheap for few bytes on many ranks.
         sum_gbps: GB/s of an allreduce that ranks' own work allows whatever the links (adding, copying); None
             where links alone limit it.
+        peer_bytes: of memory that a group that sums takes on each rank for each other one.
     """
 
     topology: Topology
@@ -48,6 +49,7 @@ class LinkCosts:
     collective_us: float = 0.0
     by_schedule: bool = False
     sum_gbps: float | None = None
+    peer_bytes: int = 0
     _rates: dict[tuple[object, ...], Fraction] = field(default_factory=dict, repr=False, compare=False)
     _schedules: dict[tuple[object, ...], AnySchedule] = field(default_factory=dict, repr=False, compare=False)
     _times_us: dict[tuple[object, int], float] = field(default_factory=dict, repr=False, compare=False)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self._sizes: dict[int, int] = {}
+        self._lock = threading.RLock()
         self.now = self.peak = 0
 
     def __torch_dispatch__(
@@ -38,16 +40,21 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run one operator, and note what it returns."""
         given = {id(storage) for storage in self._storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for storage in self._storages(result):
-            key = id(storage)
-            if key not in self._sizes and key not in given:
-                weakref.finalize(storage, self._forget, key)
-                self._sizes[key] = 0
-            if key in self._sizes:
-                self.now += storage.nbytes() - self._sizes[key]
-                self._sizes[key] = storage.nbytes()
-        self.peak = max(self.peak, self.now)
+        self.add(result, given)
         return result
+
+    def add(self, values: Any, known: Container[int] = ()) -> None:
+        """Count what threads made for which this is not entered, such as copies, as long as it lives."""
+        with self._lock:
+            for storage in self._storages(values):
+                key = id(storage)
+                if key not in self._sizes and key not in known:
+                    weakref.finalize(storage, self._forget, key)
+                    self._sizes[key] = 0
+                if key in self._sizes:
+                    self.now += storage.nbytes() - self._sizes[key]
+                    self._sizes[key] = storage.nbytes()
+            self.peak = max(self.peak, self.now)
 
     def _storages(self, values: Any) -> list[torch.UntypedStorage]:
         tensors = (it for it in tree_leaves(values) if isinstance(it, Tensor))
@@ -55,7 +62,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return [it for it in found if it.device.type == self._device]
 
     def _forget(self, key: int) -> None:
-        self.now -= self._sizes.pop(key)
+        with self._lock:
+            self.now -= self._sizes.pop(key)
 
 
 def _parts(tensor: Any) -> Iterator[Tensor]:

@@ -202,6 +202,9 @@ def _measured(
     sizes = [walk.samples, *([walk.fewer] if walk.fewer else [])]
     runs: dict[int, list[PassCosts]] = {size: [] for size in sizes}
     split = SplitBackward(layer.parameters())
+    clock, in_halves = _Clock(bench.values[0].device), None
+    if split.is_needed:
+        in_halves = bench.run(walk.samples, watched=True, halves=(split, clock))
     halves: list[tuple[float, float]] = []
     for repeat in range(warmups + repeats):
         for size in sizes:  # in turns, so that a slow moment of the machine meets both
@@ -209,13 +212,11 @@ def _measured(
             if repeat >= warmups:
                 runs[size].append(taken)
         if split.is_needed:
-            later = _Clock(bench.values[0].device)
-            first_us = bench.run(walk.samples, halves=(split, later)).backward_us
+            first_us = bench.run(walk.samples, halves=(split, clock)).backward_us
             if repeat >= warmups:
-                halves.append((first_us, later.us))
+                halves.append((first_us, clock.us))
     forward = {size: median(it.forward_us for it in taken) for size, taken in runs.items()}
     backward = {size: median(it.backward_us for it in taken) for size, taken in runs.items()}
     both = (median(it for it, _ in halves), median(it for _, it in halves)) if halves else None
-    clock = _Clock(bench.values[0].device)
-    cost = walk.cost(bench.index, layer, first, forward, backward, optimizer, both, fewer, clock)
+    cost = walk.cost(bench.index, layer, first, forward, backward, optimizer, both, fewer, clock, in_halves)
     return cost, first

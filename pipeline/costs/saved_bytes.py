@@ -33,7 +33,7 @@ et al. 2021 (NeurIPS, "Efficient combination of rematerialization and offloading
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby, pairwise
 
@@ -76,25 +76,6 @@ Segments = tuple[Segment, ...]
 """Of a stage: together all its layers, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavedBytes:
-    """Bytes that a stage holds of activations.
-
-    Attributes:
-        kept: of each microbatch between its passes.
-        peak: of one microbatch while it goes forward or back, at the fullest moment.
-        working: the part of it that operators need while they run.
-    """
-
-    kept: int
-    peak: int
-    working: int = 0
-
-    def with_in_flight(self, microbatches: int) -> int:
-        """Of so many microbatches at the fullest moment."""
-        return (microbatches - 1) * self.kept + self.peak
-
-
 def units(segments: Iterable[Segment]) -> Iterator[Segment]:
     """Segments with kept and offloaded layers one at a time."""
     for it in segments:
@@ -114,23 +95,79 @@ def merged(parts: Iterable[Segment]) -> Segments:
     return tuple(made)
 
 
-def held(profile: Profile, segments: Sequence[Segment], share: int) -> SavedBytes:
-    """What a stage holds.
+def held_bytes(profile: Profile, segments: Sequence[Segment], share: int, in_flight: int) -> int:
+    """What a stage holds of so many microbatches at the fullest moment, where operators run.
+
+    Args:
+        profile: of the model.
+        segments: of the stage.
+        share: samples of a microbatch that the rank works on.
+        in_flight: microbatches.
+    """
+    found = moments(profile, segments, share)
+    return (in_flight - 1) * found[-1].kept + max(it.held + it.working for it in found)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Bytes of a microbatch's results while a layer of a stage runs, forward or backward.
+
+    Attributes:
+        kept: of this layer and those before it, between the passes.
+        held: these, and what is repeated or copied for the layer's backward pass.
+        working: what its operators need besides.
+        fixed: the part of that which gradients of parameters take.
+        between: what layers up to this one keep besides between the halves of a split backward pass.
+        split: what its operators need besides in the first of them.
+        tail: what goes with the first of them of what a stage keeps that ends behind this layer.
+    """
+
+    kept: int
+    held: int
+    working: int
+    fixed: int
+    between: int
+    split: int
+    tail: int
+
+
+def moments(profile: Profile, segments: Sequence[Segment], share: int) -> tuple[Moment, ...]:
+    """Of each layer of a stage, from the first to the last, as in the formula above.
 
     Args:
         profile: of the model.
         segments: of the stage.
         share: samples of a microbatch that the rank works on.
     """
-    kept = peak = most = before = 0
+
+    def scaled(size: int) -> int:
+        return -(-size * share // profile.samples)
+
+    found, kept, before, between, tail = [], 0, 0, 0, 0
     for it in units(segments):
-        each, besides = unit_bytes(profile, it, first=it.start == segments[0].start)
+        first = it.start == segments[0].start
+        each, besides = unit_bytes(profile, it, first=first)
         kept += each
-        now = kept + besides + before
-        most, peak = max(most, now), max(peak, now + profile.working_bytes(it.start, it.end, share))
+        for index in range(it.start, it.end):
+            layer = profile.layers[index]
+            between += layer.split_bytes
+            if it.treatment is not Treatment.KEEP:
+                tail = 0
+            else:
+                tail = layer.tail_bytes if layer.gradient_bytes else tail + each
+            fixed = layer.working_fixed_bytes
+            working = layer.working_bytes - fixed - (-fixed * profile.samples // share)
+            held = kept + unit_bytes(profile, replace(it, end=index + 1), first=first)[1] + before
+            if it.treatment is Treatment.RECOMPUTE:
+                taken = profile.layers[it.start - 1].output_bytes if it.start else 0
+                working += min(profile.kept_bytes(it.start, index + 1) - taken, 0)
+            sizes = scaled(kept), scaled(held)
+            most = scaled(max(held + working, held))
+            working = most - sizes[1]
+            others = (scaled(size) for size in (between, layer.split_working_bytes, tail))
+            found.append(Moment(*sizes, working, min(fixed, working), *others))
         before = besides if it.treatment is Treatment.OFFLOAD else 0
-    sizes = [-(-it * share // profile.samples) for it in (kept, peak, most)]
-    return SavedBytes(sizes[0], sizes[1], sizes[1] - sizes[2])
+    return tuple(found)
 
 
 def unit_bytes(profile: Profile, unit: Segment, *, first: bool) -> tuple[int, int]:
@@ -142,7 +179,7 @@ def unit_bytes(profile: Profile, unit: Segment, *, first: bool) -> tuple[int, in
         first: whether it takes the stage's input, which stays.
     """
     layers = profile.layers[unit.start : unit.end]
-    saved = sum(it.saved_bytes for it in layers) - sum(it.passing_bytes for it in layers[1:])
+    saved = profile.kept_bytes(unit.start, unit.end)
     if not first and unit.treatment is not Treatment.RECOMPUTE:
         saved -= layers[0].passing_bytes  # nobody keeps it
     taken = profile.layers[unit.start - 1].output_bytes if unit.start else 0  # the batch is there anyway

@@ -51,12 +51,12 @@ class SplitBackward:
         return bool(self._leaves)
 
     def first(
-        self, ends: Sequence[Tensor], gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]
+        self, ends: Sequence[GradientEdge], gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]
     ) -> tuple[list[Tensor | None], Second]:
         """The gradients of inputs, None of those that have none, and what `second` needs.
 
         Args:
-            ends: what is differentiated; each requires a gradient.
+            ends: of what is differentiated.
             gradients: of them; None for a single number.
             inputs: by which.
         """
@@ -90,10 +90,9 @@ class SplitBackward:
             torch.autograd.backward(edges, gradients, inputs=parameters)
 
     def _joints(
-        self, ends: Sequence[Tensor]
+        self, roots: Sequence[GradientEdge]
     ) -> tuple[list[tuple[list[GradientEdge], list[Tensor]]], list[Tensor]]:
         """Joints by their outputs, each with the parameters below, and the parameters without one."""
-        roots = [get_gradient_edge(end) for end in ends]
         above, outputs = _users([(edge.node, edge.output_nr) for edge in roots])
         below: dict[Node, list[Tensor]] = {}
         direct: list[Tensor] = []

@@ -126,3 +126,11 @@ def peak_in_flight(actions: Sequence[Action], weigh: Callable[[int], int] = lamb
             now -= weigh(action.stage)
         peak = max(peak, now)
     return peak
+
+
+def most_on_their_way(actions: Sequence[Action]) -> int:
+    """Gradients of inputs that a worker may have sent and not waited for; in evaluation outputs.
+
+    Safe even where sends end only when they are received: orders are checked with such.
+    """
+    return peak_in_flight(actions) + 1

@@ -19,6 +19,7 @@ limit / k counts as that, since P is no larger. Bytes are integers throughout.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,7 +28,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.pipeline.costs.saved_bytes import BYTES_PER_US, Segment, Segments, Treatment, merged
+from arborcast.pipeline.costs.saved_bytes import (
+    BYTES_PER_US,
+    Segment,
+    Segments,
+    Treatment,
+    held_bytes,
+    merged,
+)
 from arborcast.pipeline.profiles import Profile
 from arborcast.synth.kernels.compiled import Ints, kernel
 
@@ -126,26 +134,14 @@ class Units:
         return ActivationPolicy(_segments(start, ends.tolist(), treatments.tolist()), added_us)
 
     def least_memory(self, start: int, end: int, in_flight: int) -> Segments:
-        """The choice for the layers [start, end) that needs the least memory, whatever its time.
-
-        Prefixes (P, max_j) that no other one is nowhere larger than are kept, layer by layer.
-        """
-        # Behind each layer: what a prefix keeps, needs at most, and copies last; where its units end.
-        known: list[list[tuple[tuple[int, int, int], list[tuple[int, int]]]]]
-        known = [[] for _ in range(end - start + 1)]
-        known[0] = [((0, 0, 0), [])]
-        stage = self._stage(start, end)
-        for layer in range(end - start):
-            units = _next_units(*stage, layer).tolist()
-            for (kept, peak, before), made in known[layer]:
-                for stop, treatment, keeps, besides, goes in units:
-                    mine = kept + keeps, max(peak, kept + keeps + besides + before), goes
-                    at = known[stop]
-                    if not any(_no_more(other, mine) for other, _ in at):
-                        at[:] = [it for it in at if not _no_more(mine, it[0])]
-                        at.append((mine, [*made, (stop, treatment)]))
-        _, made = min(known[-1], key=lambda it: ((in_flight - 1) * it[0][0] + it[0][1], it[0][0]))
-        return _segments(start, *zip(*made, strict=True))
+        """A choice for the layers [start, end) under the least limit that leaves one."""
+        most = held_bytes(self.profile, (Segment(start, end, Treatment.KEEP),), self.share, in_flight)
+        least = bisect_left(
+            range(most), True, key=lambda it: self.choice(start, end, in_flight, it) is not None
+        )
+        found = self.choice(start, end, in_flight, least)
+        assert found is not None, "all can be kept"
+        return found.segments
 
     def bounds_us(self, free: Floats) -> Floats:
         """What the choice of each stage adds to the time of a microbatch at least.
@@ -235,10 +231,6 @@ def _segments(start: int, ends: Sequence[int], treatments: Sequence[int]) -> Seg
         Segment(start + begin, start + end, TREATMENTS[treatment])
         for begin, end, treatment in zip(begins, ends, treatments, strict=True)
     )
-
-
-def _no_more(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
-    return all(a <= b for a, b in zip(one, other, strict=True))
 
 
 def _by_ratio(costs: Floats, frees: NDArray[Any]) -> Ints:

@@ -9,18 +9,21 @@ ratio of theirs, bytes in the ratio of what a rank holds, and collectives beside
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from arborcast.pipeline.costs.link_costs import LinkCosts
-from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
+from arborcast.pipeline.costs.saved_bytes import Moment, Segment, Treatment
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.meshes import Mesh
+from arborcast.pipeline.order.pass_messages import WorkerStep, with_messages
 from arborcast.pipeline.planning.interop_search import ORDER, JointPlan, JointStage
-from arborcast.pipeline.planning.memory_need import MemoryNeed, peak_in_flight, range_memory
+from arborcast.pipeline.planning.memory_need import MemoryNeed, StageBytes, fullest
 from arborcast.pipeline.planning.plan_prediction import Prediction, predict
 from arborcast.pipeline.profiles import Layer, Profile, Tie
-from arborcast.pipeline.sharding.evaluation import cost_of, fixed_bytes, updates_ps
+from arborcast.pipeline.sharding.evaluation import fixed_bytes, readings, updates_ps
 from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.setting import Setting
@@ -58,8 +61,12 @@ def predict_divided(joint: JointPlan, sliced: Sliced, profile: Profile, network:
     samples = sliced.graph.samples * parts
     costs = Profile(profile.model, samples, tuple(layers), ties, profile.source, profile.crowding)
     stages = [(number, number + 1, it.ranks) for number, it in enumerate(joint.stages)]
-    found = predict(Plan(stages, joint.microbatches, ORDER), costs, network, batch=batch * parts)
-    memory = tuple(_memory(joint, number, sliced, profile) for number in range(len(joint.stages)))
+    plan = Plan(stages, joint.microbatches, ORDER)
+    found = predict(plan, costs, network, batch=batch * parts)
+    memory = tuple(
+        _memory(joint, number, sliced, profile, steps, network.peer_bytes)
+        for number, steps in enumerate(with_messages(plan.passes))
+    )
     return replace(found, memory=memory, samples_per_s=found.samples_per_s / parts)
 
 
@@ -91,30 +98,71 @@ def _as_layer(stage: JointStage, microbatches: int, sliced: Sliced, profile: Pro
     )
 
 
-def _memory(joint: JointPlan, number: int, sliced: Sliced, profile: Profile) -> MemoryNeed:
+def _memory(
+    joint: JointPlan,
+    number: int,
+    sliced: Sliced,
+    profile: Profile,
+    steps: Sequence[WorkerStep],
+    peer_bytes: int,
+) -> MemoryNeed:
     """What each rank of a stage needs."""
     stage, samples = joint.stages[number], sliced.graph.samples
-    in_flight = peak_in_flight(ORDER, len(joint.stages) - 1 - number, joint.microbatches)
     graph, chosen, setting = stage.priced.sharding.graph, stage.priced.sharding.chosen, stage.priced.setting
-    whole = range_memory(profile, (Segment(stage.start, stage.end, Treatment.KEEP),), samples, in_flight)
-    weights, messages = fixed_bytes(graph, chosen)
-    kept = (stage.priced.memory_bytes - weights - messages) / in_flight
+    whole = StageBytes.of(profile, (Segment(stage.start, stage.end, Treatment.KEEP),), samples)
     assert isinstance(setting.prices, FabricPrices)
-    alone = replace(
-        setting, prices=replace(setting.prices, mesh=Mesh((), setting.prices.mesh.ranks[:1])), in_flight=1
-    )
+    alone = replace(setting, prices=replace(setting.prices, mesh=Mesh((), setting.prices.mesh.ranks[:1])))
     undivided = [next(iter(strategies(graph, it, alone)), None) for it in graph.operators]
-    all_kept = cost_of(graph, undivided, alone).memory_bytes - sum(fixed_bytes(graph, undivided))
-    part = kept / all_kept if all_kept else 1 / len(stage.ranks)
     parameters, gradients, updated = _held(graph, chosen, setting)
-    return MemoryNeed(
-        parameters=math.ceil(whole.parameters * parameters),
-        gradients=math.ceil(whole.gradients * gradients),
-        optimizer=math.ceil(whole.optimizer * updated),
-        activations=math.ceil(whole.activations * part),
-        boundary=messages,
-        working=math.ceil(whole.working * part),
+    divided, all_kept = _kept(graph, chosen, setting), _kept(graph, undivided, alone)
+    parts = {layer: Fraction(divided[layer], size) for layer, size in all_kept.items() if size}
+    kept = _kept_moments(stage, whole.moments, parts, gradients)
+    crossing = 2 * (whole.inputs + whole.outputs)  # each there and back
+    messages = fixed_bytes(graph, chosen)[1] / max(crossing, 1)
+    own = StageBytes(
+        math.ceil(whole.inputs * messages),
+        math.ceil(whole.outputs * messages),
+        kept,
+        tuple(math.ceil(it * gradients) for it in whole.behind),
+        math.ceil(whole.gradients * gradients),
     )
+    lasting = MemoryNeed(
+        parameters=math.ceil(profile.parameter_bytes(stage.start, stage.end) * parameters),
+        gradients=own.gradients,
+        optimizer=math.ceil(profile.optimizer_bytes(stage.start, stage.end) * updated),
+        activations=0,
+        boundary=0,
+        working=math.ceil(profile.update_bytes(stage.start, stage.end) * updated),
+        buffers=peer_bytes * sum(it - 1 for it in setting.sizes),
+    )
+    return fullest(steps, {number: own}, lasting, has_replicas=False)
+
+
+def _kept(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> Mapping[int, int]:
+    """Bytes that a rank keeps for backward passes, by layer."""
+    found: Counter[int] = Counter()
+    for operator, way in zip(graph.operators, chosen, strict=True):
+        if way is not None and operator.given is None and not operator.is_end:
+            found[operator.place] += way.memory_bytes
+    for it in readings(graph, chosen, setting):
+        found[graph.operators[graph.maker[it.tensor.value][0]].place] += it.cost.memory_bytes
+    return found
+
+
+def _kept_moments(
+    stage: JointStage, whole: Sequence[Moment], parts: Mapping[int, Fraction], gradients: float
+) -> tuple[Moment, ...]:
+    """What is there in each layer where its operators are divided, in the ratio of what is kept of it.
+
+    Gradients of parameters, before they are added, are in the ratio of theirs.
+    """
+    found, kept, before = [], 0, 0
+    for place, it in zip(range(stage.start, stage.end), whole, strict=True):
+        part = parts.get(place, Fraction(1, len(stage.ranks)))
+        kept, before = kept + math.ceil((it.kept - before) * part), it.kept
+        fixed = math.ceil(it.fixed * gradients)
+        found.append(Moment(kept, kept, math.ceil((it.working - it.fixed) * part) + fixed, fixed, 0, 0, 0))
+    return tuple(found)
 
 
 def _held(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> tuple[float, float, float]:

@@ -5,12 +5,14 @@ Only the form is checked here, by pydantic; `pipeline.planning.formats` makes va
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
 from fractions import Fraction
-from typing import Annotated, Any, Literal, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypeAlias
 
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
+from arborcast.pipeline.profiles import Layer
 from arborcast.synth.formats.shapes import MAPPING, MAX_INT, MAX_RANKS, NUMBER, Bandwidth, Name, number_with
 
 MAX_LAYERS = 1 << 16
@@ -24,27 +26,20 @@ Time = Annotated[
 Count = Annotated[int, Field(ge=1, le=MAX_INT)]
 
 
-@MAPPING
-class LayerShape(TypedDict):
-    """One layer of a profile; see `pipeline.profiles.Layer`."""
-
-    name: Name
-    forward_us: Time
-    backward_us: Time
-    output_bytes: Bytes
-    saved_bytes: Bytes
-    parameter_bytes: Bytes
-    gradient_bytes: Bytes
-    optimizer_bytes: NotRequired[Bytes]
-    forward_fixed_us: NotRequired[Time]
-    backward_fixed_us: NotRequired[Time]
-    weights_us: NotRequired[Time]
-    working_bytes: NotRequired[Bytes]
-    working_fixed_bytes: NotRequired[Bytes]
-    update_bytes: NotRequired[Bytes]
-    passing_bytes: NotRequired[Bytes]
-    update_us: NotRequired[Time]
-    split_us: NotRequired[Time]
+if TYPE_CHECKING:
+    LayerShape: TypeAlias = dict[str, Any]
+else:
+    LayerShape = MAPPING(
+        TypedDict(
+            "LayerShape",
+            {
+                it.name: kind if it.default is MISSING else NotRequired[kind]
+                for it in fields(Layer)
+                for kind in [Name if it.name == "name" else Time if it.name.endswith("_us") else Bytes]
+            },
+        )
+    )
+"""One layer of a profile: what `pipeline.profiles.Layer` has, times in `_us` and bytes."""
 
 
 @MAPPING

@@ -71,7 +71,7 @@ def predict(
         PlanError: there is no topology, or the plan does not fit the model or the topology.
         BatchError: the batch does not split into microbatches and replicas.
     """
-    from arborcast.pipeline.planning.memory_need import stage_memory
+    from arborcast.pipeline.planning.memory_need import plan_memory
 
     if network is None:
         if plan.topology is None:
@@ -91,9 +91,7 @@ def predict(
             peak_in_flight([it for actions in passes for it in actions if it.stage == stage])
             for stage in range(len(plan.stages))
         ),
-        memory=tuple(
-            stage_memory(plan, profile, batch=samples, stage=stage) for stage in range(len(plan.stages))
-        ),
+        memory=plan_memory(plan, profile, batch=samples, peer_bytes=network.peer_bytes),
         samples_per_s=samples / time_us * 1e6 if time_us else float("inf"),
         timeline=timeline,
     )

@@ -14,6 +14,7 @@ from arborcast.pipeline.costs.devices import usable
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
 from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.memory_need import (
     Limit,
     check_memory,
@@ -133,7 +134,8 @@ class PlanningProblem:
         def needed(start: int, end: int, replicas: int, behind: int) -> int:
             share = largest_share(self.batch, self.microbatches, replicas)
             in_flight = peak_in_flight(order, behind, self.microbatches)
-            return range_memory(self.profile, (Segment(start, end, treatment),), share, in_flight).total
+            layers = (Segment(start, end, treatment),)
+            return range_memory(self.profile, layers, share, in_flight, splits=ORDERS[order].splits).total
 
         return lambda start, end, replicas, behind: (
             needed(start, end, len(replicas), behind) <= usable(min(limits[rank] for rank in replicas))

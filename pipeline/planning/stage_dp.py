@@ -29,6 +29,7 @@ import numpy as np
 
 from arborcast.pipeline.costs.devices import usable
 from arborcast.pipeline.costs.saved_bytes import Segments
+from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.activation_search import ActivationOptions, MemoryBudget
 from arborcast.pipeline.planning.memory_need import peak_in_flight
 from arborcast.pipeline.planning.tables import DeviceTables, Floats, Integers, LayerTables
@@ -364,7 +365,7 @@ class _ByLayer:
             yield in_flight, start, end, int(self.kinds[partition.places[index]])
 
     def _find(self, in_flight: int, start: int, end: int, kind: int) -> bool:
-        left = self._left[start, :, kind]
+        left = self._room(kind, in_flight)[start]
         room = self._budget(kind, in_flight, int(left[end]))
         choice = self.layers.choice(start, end, self.menu, room)
         added_us = inf if choice is None else choice.extra_us
@@ -379,6 +380,12 @@ class _ByLayer:
         table[end] = added_us
         return not np.array_equal(before, table)
 
+    def _room(self, kind: int, in_flight: int) -> Integers:
+        """Bytes for activations by [start, end], where so many microbatches have their messages, too."""
+        size, left = int(self.fit.replicas[kind]) - 1, self._left[:, :, kind]
+        room: Integers = np.where(left < 0, -1, left - in_flight * self.fit.needs.crossing[:-1, :, size])
+        return room
+
     def _budget(self, kind: int, in_flight: int, left: int) -> MemoryBudget:
         size, it = int(self.fit.replicas[kind]), self.question
         share = -(-it.batch // it.microbatches)
@@ -386,7 +393,7 @@ class _ByLayer:
 
     def _bound_us(self, kind: int, in_flight: int) -> Floats:
         room = self._budget(kind, in_flight, 0)
-        left = self._left[:, :, kind]
+        left = self._room(kind, in_flight)
         saved = self.layers.saved_bytes[:-1] * (room.share / self.layers.profile.samples)
         bound = self.layers.units(self.menu, room).bounds_us(saved - left / in_flight)
         return np.where(left < 0, np.inf, bound)
@@ -399,6 +406,8 @@ class Needs:
         fixed: weights, gradients, optimizer, messages, and what is there once for all microbatches, by
             [start, end, replicas - 1].
         each: what every microbatch in flight adds.
+        crossing: the part of `each` that is not activations: messages, and what is left between the halves
+            of a split backward pass.
         working: the part of `fixed` that operators need where all results are kept.
         update: what the update needs, when none is in flight.
     """
@@ -411,13 +420,19 @@ class Needs:
         inputs, outputs = crossing[:, None, :], crossing[None, :, :]
         saved = np.ceil(layers.saved_bytes[:, :, None] * share / samples).astype(np.int64)
         self.working: Integers = np.stack([layers.working_bytes(int(it)) for it in share], axis=-1)
-        self.fixed: Integers = layers.fixed_bytes[:, :, None] + 2 * (inputs + outputs) + self.working
+        crossing = np.broadcast_to(inputs + outputs, saved.shape)
+        if ORDERS[question.order].splits:
+            between = np.ceil(layers.split_bytes[:, :, None] * share / samples).astype(np.int64)
+            crossing = crossing + between
+        fixed = layers.fixed_bytes[:, :, None] + 4 * inputs + outputs
+        self.fixed: Integers = fixed + self.working
         update = layers.fixed_bytes + layers.update_bytes
         self.update: Integers = np.broadcast_to(update[:, :, None], self.fixed.shape)
-        self.each: Integers = saved
+        self.each: Integers = saved + crossing
         if question.recompute:
             self.fixed = self.fixed + np.maximum(saved - inputs, 0)
-            self.each = np.broadcast_to(inputs, saved.shape)
+            self.each = inputs + crossing
+        self.crossing = crossing
 
 
 def _stage_us(layers: LayerTables, devices: DeviceTables, question: PartitionProblem) -> Floats:

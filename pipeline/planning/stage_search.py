@@ -124,9 +124,7 @@ def search(profile: Profile, network: LinkCosts, choices: SearchSpace, *, simula
         for plan in race.derived(base, most_each=2):
             if race.best is None or least_us(plan, profile, batch=choices.batch) < race.best[0][0]:
                 race.run(plan)
-    if race.best is None:
-        raise _refusal(profile, network, choices)
-    return race.best[1]
+    return _closest(profile, network, choices) if race.best is None else race.best[1]
 
 
 class _PlanRace:
@@ -299,8 +297,10 @@ class _Known:
     def partitions(self, group: SearchKey, *, again: bool = False) -> dict[int, PlacedStages]:
         """The partitions of a group; `again` for rates that have become exact."""
         devices, question = self.devices[group.devices], group.question
-        # Of an order only counts what it keeps in flight.
-        kept = () if question.limits is None else tuple(map(question.in_flight, range(self.stages[-1])))
+        # Of an order only counts what it keeps in flight, and of what.
+        kept: tuple[int, ...] = ()
+        if question.limits is not None:
+            kept = ORDERS[question.order].splits, *map(question.in_flight, range(self.stages[-1]))
         key = group.devices, question.microbatches, question.recompute, question.limits, kept
         if key not in self._found or (again and self._found[key][0] != devices.version):
             found = partitions(self.layers, devices, question, self.stages[-1], exact=False)
@@ -464,14 +464,17 @@ def plan_of(
     return with_segments(plan, partition.segments, question.menu)
 
 
-def _refusal(profile: Profile, network: LinkCosts, choices: SearchSpace) -> PlanError:
-    """What is missing in the plan that comes closest to the memory that there is.
+def _closest(profile: Profile, network: LinkCosts, choices: SearchSpace) -> Plan:
+    """The plan that comes closest to the memory that there is; programs reckon with the most that it needs.
 
     Where results are treated by layer it is the closest of those that keep all or recompute all, and in its
     stages the choice that needs least memory.
+
+    Raises:
+        PlanError: it does not fit; it says what is missing.
     """
     if choices.limits is None:  # a pipeline without replicas in 1F1B is always possible
-        return _too_few(choices)
+        raise _too_few(choices)
     layers = LayerTables(profile, choices.keep_ties_together)
     devices = DeviceTables(network, device_order(network.topology))
     closest: tuple[float, Plan] | None = None
@@ -496,9 +499,10 @@ def _refusal(profile: Profile, network: LinkCosts, choices: SearchSpace) -> Plan
         check_memory(plan, profile, limits, batch=choices.batch)
     except PlanError as error:
         how = f"{len(plan.stages)} stages, {plan.microbatches} microbatches, order {plan.order}"
-        return PlanError(f"no plan fits into memory; the closest one ({how}) does not: {error}")
-    assert plan.order not in choices.orders, f"{plan} fits, but was not found"
-    return _too_few(choices)
+        raise PlanError(f"no plan fits into memory; the closest one ({how}) does not: {error}") from error
+    if plan.order not in choices.orders:
+        raise _too_few(choices)
+    return plan
 
 
 def _too_few(choices: SearchSpace) -> PlanError:

@@ -91,7 +91,15 @@ class LayerTables:
         """Parameters, gradients and the optimizer's state."""
         parameters: Integers = self._sum("parameter_bytes") - self._shared
         optimizer: Integers = self._sum("optimizer_bytes")
+        for start, end in np.argwhere(self._shared > 0).tolist():
+            optimizer[start, end] = self.profile.optimizer_bytes(start, end)
         return parameters + self.gradient_bytes + optimizer
+
+    @cached_property
+    def split_bytes(self) -> Integers:
+        """Kept between the halves of split backward passes besides, with all samples of the profile."""
+        split: Integers = self._sum("split_bytes")
+        return split
 
     @cached_property
     def saved_bytes(self) -> Integers:

@@ -170,7 +170,7 @@ class TreatedPasses:
         return made
 
 
-class _OffloadedMemory:
+class OffloadedMemory:
     """One memory that autograd keeps, as bytes on the device or on the host."""
 
     __slots__ = ("__weakref__", "device", "host", "there_is", "work")
@@ -239,10 +239,10 @@ class Offloads:
     def __init__(self, host: HostMemory, stays: set[int]) -> None:
         self._host = host
         self._stays = stays
-        self._held: dict[int, _OffloadedMemory] = {}  # by memory, those on the device
+        self._held: dict[int, OffloadedMemory] = {}  # by memory, those on the device
         self._seen: set[int] = set()  # kept by the layer that runs
-        self._sending: list[_OffloadedMemory] = []  # of the layer before
-        self._before: list[weakref.ref[_OffloadedMemory]] = []  # likewise, to be called back
+        self._sending: list[OffloadedMemory] = []  # of the layer before
+        self._before: list[weakref.ref[OffloadedMemory]] = []  # likewise, to be called back
 
     def pack(self, tensor: Tensor) -> Any:
         """What autograd keeps instead of a tensor."""
@@ -252,7 +252,7 @@ class Offloads:
         if key in self._stays:
             return tensor
         if key not in self._held:
-            self._held[key] = _OffloadedMemory(tensor)
+            self._held[key] = OffloadedMemory(tensor)
         self._seen.add(key)
         return self._held[key], tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
 
@@ -272,8 +272,9 @@ class Offloads:
         self._seen.clear()
 
     def end(self) -> None:
-        """Wait for the last copies."""
+        """Wait for the last copies, and leave to autograd what stays: it has `pack` as long as any value."""
         self._wait()
+        self._held.clear()
 
     def _wait(self) -> None:
         for it in self._sending:

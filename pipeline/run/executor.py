@@ -23,7 +23,7 @@ from arborcast.pipeline.model.layered import in_mode
 from arborcast.pipeline.model.module_structure import flatten
 from arborcast.pipeline.model.split import SplitBackward
 from arborcast.pipeline.order import ORDERS
-from arborcast.pipeline.order.actions import forwards, peak_in_flight
+from arborcast.pipeline.order.actions import forwards, most_on_their_way
 from arborcast.pipeline.order.pass_messages import WorkerStep, with_messages
 from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batch_norm import BatchNorms
@@ -238,7 +238,7 @@ class StepExecutor:
             assert worker is not None, "it has work"
             self._steps[training] = with_messages(passes)[worker]
         steps = self._steps[training]
-        in_flight = peak_in_flight([it.action for it in steps if it.kind == "compute"]) + 1
+        in_flight = most_on_their_way([it.action for it in steps if it.kind == "compute"])
         # Those of forgotten shapes may be used again: all their messages have ended.
         first_tag = self._tags_of_a_shape(len(batch.sizes)) * (self._made % (2 * KEPT_SHAPES))
         stages = {it.assignment.stage: self._passes_of(it, batch, training, first_tag) for it in self.parts}

@@ -75,15 +75,12 @@ class StepLoop:
                     self._end(is_behind=back).receive(action.microbatch, back=back)
                 case "compute", _:
                     self._compute(action)
-                    if back:  # who sent a gradient back has received the output
-                        wait(self._outputs_sent.pop(replace(action, phase=Phase.FORWARD), []))
                 case "send", Phase.FORWARD:
                     self._outputs_sent[action] = self._send(action.microbatch, back=False)
                     if not self._now.training:
                         self._wait_for_outputs(most=self.in_flight)
                 case "send", _:
                     self._gradients_sent.append(self._send(action.microbatch, back=True))
-                    # Safe even where sends end only when they are received: orders are checked with such.
                     self._wait_for_gradients(most=self.in_flight)
         self._given = (), (), {}
 
@@ -110,6 +107,8 @@ class StepLoop:
                 stage.forward(m, values, seeds[action.stage][m], targets[m] if targets else None)
             case Phase.BACKWARD:
                 gradients = self._gradients(action) if stage.takes_gradients(m) else ()
+                # Who sent a gradient back has received the output, whose memory this pass may have.
+                wait(self._outputs_sent.pop(replace(action, phase=Phase.FORWARD), []))
                 with self._last_of(action):
                     stage.backward(m, gradients)
             case Phase.WEIGHTS:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arborcast.pipeline.costs.link_costs import BYTES_PER_US, LinkCosts
+from arborcast.pipeline.costs.live import LiveBytes
 from arborcast.pipeline.run.recorder import PassRecorder
 from arborcast.pipeline.run.stage_groups import Groups
 from arborcast.pipeline.run.stage_messages import Messenger
@@ -47,7 +48,9 @@ def measure_links(
     """
     ranks, own = dist.get_world_size(), dist.get_rank()
     groups = Groups(None, collectives, topology, timeout_s, timeout_s)
-    summing = groups.make(range(ranks))
+    with LiveBytes() as live:
+        summing = groups.make(range(ranks))
+        dist.all_reduce(torch.zeros(ranks), group=summing)
     links = Messenger(groups.job, f"rank {own}", PassRecorder(is_on=False))
     peer, handled = own ^ 1, []
 
@@ -64,9 +67,11 @@ def measure_links(
     there_and_back_us, both_ways_us = _line(groups.job, exchange, repeats)
     sum_us, byte_us = _between(groups.job, lambda values: dist.all_reduce(values, group=summing), repeats)
     handling_us = statistics.median(handled[1 : repeats + 1] or [0.0])  # of small messages
-    found = torch.tensor([there_and_back_us / 2, both_ways_us / 2, handling_us, sum_us / ranks, byte_us])
+    each = live.now // max(ranks - 1, 1)
+    own_costs = there_and_back_us / 2, both_ways_us / 2, handling_us, sum_us / ranks, byte_us, each
+    found = torch.tensor(own_costs, dtype=torch.float64)
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=groups.job)
-    message_us, message_byte_us, handling_us, collective_us, byte_us = found.tolist()
+    message_us, message_byte_us, handling_us, collective_us, byte_us, peer_bytes = found.tolist()
     links.close()
     groups.close()
     if topology is None:
@@ -74,7 +79,10 @@ def measure_links(
         rate = Fraction(f"{1 / message_byte_us / BYTES_PER_US:.1g}")
         pairs = permutations(range(ranks), 2)
         topology = Topology.build("this machine", ranks, [Link(*pair, rate, Fraction(0)) for pair in pairs])
-    return LinkCosts(topology, message_us, handling_us, collective_us, sum_gbps=1 / byte_us / BYTES_PER_US)
+    sum_gbps = 1 / byte_us / BYTES_PER_US
+    return LinkCosts(
+        topology, message_us, handling_us, collective_us, sum_gbps=sum_gbps, peer_bytes=int(peer_bytes)
+    )
 
 
 def _between(job: dist.ProcessGroup, run: Callable[[Tensor], object], repeats: int) -> tuple[float, float]:

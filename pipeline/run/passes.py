@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from arborcast.pipeline.model.split import Second, SplitBackward
 from arborcast.pipeline.order.actions import Phase
@@ -72,7 +73,8 @@ class StagePasses:
 
     def begin(self) -> None:
         """A new batch."""
-        self._kept: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}  # inputs and outputs
+        self._kept: dict[int, tuple[tuple[Tensor, ...], tuple[GradientEdge | None, ...]]] = {}
+        self._outputs: dict[int, tuple[Tensor, ...]] = {}
         self._gradients: dict[int, list[Tensor | None]] = {}  # of inputs
         self._later: dict[int, Second] = {}
 
@@ -92,20 +94,23 @@ class StagePasses:
             else:
                 made = self._treated.forward(inputs, self._entered, end)
         outputs = (self.losses.add(made, targets, microbatch),) if self.assignment.is_last else made
-        if self.training or not self.assignment.is_last:
-            self._kept[microbatch] = inputs, outputs
+        if self.training:  # only where a backward pass begins: outputs go once they have been sent
+            ends = tuple(get_gradient_edge(it) if it.requires_grad else None for it in outputs)
+            self._kept[microbatch] = inputs, ends
+        if not self.assignment.is_last:
+            self._outputs[microbatch] = outputs
         self._note(Phase.FORWARD, microbatch, began_ns)
 
     def outputs(self, microbatch: int) -> tuple[Tensor, ...]:
-        """Of a forward pass, for the stage behind; in evaluation only once."""
-        return (self._kept[microbatch] if self.training else self._kept.pop(microbatch))[1]
+        """Of a forward pass, for the stage behind; once."""
+        return self._outputs.pop(microbatch)
 
     def takes_gradients(self, microbatch: int) -> bool:
         """Whether gradients of its outputs come from the stage behind.
 
         Frozen layers from the first on have nothing to differentiate, and receive nothing.
         """
-        return not self.assignment.is_last and any(it.requires_grad for it in self._kept[microbatch][1])
+        return not self.assignment.is_last and any(it is not None for it in self._kept[microbatch][1])
 
     def backward(self, microbatch: int, gradients: Sequence[Tensor | None]) -> None:
         """Whole, or the first half.
@@ -120,7 +125,7 @@ class StagePasses:
         pairs = [
             (end, gradient)
             for end, gradient in zip(ends, gradients or [None] * len(ends), strict=True)
-            if end.requires_grad and (self.assignment.is_last or gradient is not None)
+            if end is not None and (self.assignment.is_last or gradient is not None)
         ]
         own = inputs[: len(self.boundaries.taken)]
         found: list[Tensor | None] = [None] * len(own)

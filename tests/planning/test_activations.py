@@ -14,7 +14,7 @@ from arborcast.pipeline.costs.saved_bytes import (
     Treatment,
     described,
     extra_us,
-    held,
+    held_bytes,
     merged,
 )
 from arborcast.pipeline.errors import PlanError
@@ -101,9 +101,9 @@ def test_a_replay_of_the_passes_holds_as_much(profile, samples, in_flight, data)
     units = data.draw(st.sampled_from(list(every_choice(0, profile.depth, ActivationOptions(True, 1.0)))))
     start = data.draw(st.integers(0, len(units) - 1))
     own = units[start:]
-    found = held(profile, merged(own), samples)
-    assert found == held(profile, own, samples)
-    assert found.with_in_flight(in_flight) == replayed_bytes(profile, own, samples, in_flight)
+    found = held_bytes(profile, merged(own), samples, in_flight)
+    assert found == held_bytes(profile, own, samples, in_flight)
+    assert found == replayed_bytes(profile, own, samples, in_flight)
 
 
 @given(
@@ -125,7 +125,7 @@ def test_the_choice_is_that_of_brute_force(profile, menu, share, in_flight, data
     start = data.draw(st.integers(0, profile.depth - 1))
     end = data.draw(st.integers(start + 1, profile.depth))
     choices = list(every_choice(start, end, menu))
-    needs = {it: held(profile, it, share).with_in_flight(in_flight) for it in choices}
+    needs = {it: held_bytes(profile, it, share, in_flight) for it in choices}
     limit = data.draw(st.integers(max(min(needs.values()) - 3, 0), max(needs.values())))
     times = {it: sum(extra_us(profile, it, share / 2, menu.offload_gbps)) for it in choices}
     best = min((times[it] for it in choices if needs[it] <= limit), default=None)
@@ -135,11 +135,11 @@ def test_the_choice_is_that_of_brute_force(profile, menu, share, in_flight, data
         assert found is None
     else:
         assert found is not None and found.extra_us == pytest.approx(best)
-        assert held(profile, found.segments, share).with_in_flight(in_flight) <= limit
+        assert held_bytes(profile, found.segments, share, in_flight) <= limit
         ours = sum(extra_us(profile, found.segments, share / 2, menu.offload_gbps))
         assert ours == pytest.approx(best)
     least = units.least_memory(start, end, in_flight)
-    assert held(profile, least, share).with_in_flight(in_flight) == min(needs.values())
+    assert held_bytes(profile, least, share, in_flight) == min(needs.values())
 
 
 @given(models(most=2), st.lists(st.integers(0, 1), min_size=3, max_size=5), st.integers(0, 90))

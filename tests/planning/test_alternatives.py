@@ -17,7 +17,7 @@ from arborcast.pipeline.errors import BatchError, PlanError, ProfileError
 from arborcast.pipeline.planning.alternatives import METHODS, alternatives, data_parallel, straight_gpipe
 from arborcast.pipeline.planning.formats import read_plan, write_plan
 from arborcast.pipeline.planning.hosts import levels
-from arborcast.pipeline.planning.memory_need import check_memory, stage_memory
+from arborcast.pipeline.planning.memory_need import check_memory, most_memory
 from arborcast.pipeline.planning.plan_comparison import EVERY, OURS, compare
 from arborcast.pipeline.planning.plan_prediction import predict
 from arborcast.pipeline.planning.planner import PlanWishes
@@ -119,13 +119,13 @@ def test_so_many_microbatches_as_asked_or_a_refusal(
             assert f"must have at least {microbatches * load(spec).ranks}" in str(it.why_not)
 
 
-def test_room_counts_as_the_real_check() -> None:
+def test_room_is_the_most_that_a_plan_may_need() -> None:
     problem = PlanningProblem(drawn([1, 1, 1, 1, 1]), FULL, 32, 4)
     plan = Plan([(0, 2, [0, 1]), (2, 3, [2]), (3, 5, [3])], 4)
     for recompute in (False, True):
         for index, stage in enumerate(plan.stages):
             there = replace(plan, recompute=recompute)
-            needed = stage_memory(there, problem.profile, batch=32, stage=index).total
+            needed = most_memory(there, problem.profile, batch=32, stage=index).total
             least = with_reserve(needed)
             for limit, fits in ((least, True), (least - 1, False), (None, True)):
                 fit = replace(problem, memory_bytes=limit).range_fits(recompute=recompute)

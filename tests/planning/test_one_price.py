@@ -84,8 +84,12 @@ def test_a_divided_stage_is_priced_by_what_its_division_changes(
     for one, other in zip(*passes, strict=True):
         assert one == (*other[:3], pytest.approx(other[3]))
     (ours,), (theirs,) = (it.memory for it in both)
-    assert replace(ours, activations=0) == replace(theirs, activations=0)
-    assert ours.activations == pytest.approx(theirs.activations, abs=8)
+    if microbatches > 1:
+        assert replace(ours, activations=0) == replace(theirs, activations=0)
+        assert ours.activations == pytest.approx(theirs.activations, abs=8)
+    else:  # replicas have all gradients from the start
+        assert replace(ours, gradients=0, activations=0) == replace(theirs, gradients=0, activations=0)
+        assert ours.total <= theirs.total + 8
 
 
 def test_weights_in_parts_take_their_part_of_memory_and_of_the_update() -> None:

@@ -9,7 +9,7 @@ from arborcast import topologies
 from arborcast.pipeline import predict
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
-from arborcast.pipeline.planning.memory_need import stage_memory
+from arborcast.pipeline.planning.memory_need import plan_memory
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology
@@ -31,7 +31,7 @@ def test_a_plan_on_its_own_topology():
     assert found.bubble == pytest.approx(1 / 5)
     assert found.samples_per_s == pytest.approx(4 / 150e-6)
     assert found.peak_in_flight == (2, 1)
-    assert found.memory == tuple(stage_memory(plan, COSTS, batch=4, stage=stage) for stage in range(2))
+    assert found.memory == plan_memory(plan, COSTS, batch=4)
 
 
 def test_zero_bubble_orders_leave_less_than_three_fifths_of_the_bubble():

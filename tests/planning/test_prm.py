@@ -15,7 +15,7 @@ from arborcast import topologies
 from arborcast.pipeline.costs.devices import usable
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.planning.activation_search import ActivationOptions
-from arborcast.pipeline.planning.memory_need import fits, stage_memory
+from arborcast.pipeline.planning.memory_need import fits, most_memory
 from arborcast.pipeline.planning.stage_dp import PartitionProblem, closest_to_fitting, partitions
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
 from arborcast.pipeline.profiles import Profile, Tie
@@ -63,7 +63,7 @@ def check_least(found, values) -> None:
 def missing_bytes(stages, profile, question) -> int:
     plan = Plan(stages, question.microbatches, question.order, question.recompute, question.max_in_flight)
     return max(
-        stage_memory(plan, profile, batch=question.batch, stage=index).total
+        most_memory(plan, profile, batch=question.batch, stage=index).total
         - usable(min(question.limits[rank] for rank in stage.ranks))
         for index, stage in enumerate(stages)
     )
@@ -159,7 +159,7 @@ def test_values_with_choices_by_layer_are_those_of_brute_force(
             for segments in every_choice(stage.start, stage.end, menu):
                 own = (*stages[:index], replace(stage, segments=segments), *stages[index + 1 :])
                 plan = Plan(own, microbatches, order, offload_gbps=menu.offload_gbps)
-                memory = stage_memory(plan, profile, batch=8, stage=index)
+                memory = most_memory(plan, profile, batch=8, stage=index)
                 if memory.total <= usable(min(limits[rank] for rank in stage.ranks)):
                     passes = plan.pass_us(profile, index, 8 / microbatches / stage.replicas)
                     gradients = profile.gradient_bytes(stage.start, stage.end)

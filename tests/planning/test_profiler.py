@@ -145,8 +145,8 @@ def test_what_passes_need_besides_what_is_kept():
     found = analyse(model, torch.randn(6, 4), device_named("v100"), optimizer=torch.optim.Adam)
     one = 4 * 6 * 4
     first, wide, relu, last, flat = found.layers
-    # backward: its result and the gradient of that, which becomes ten, and the ten gradients of neg
-    assert wide.working_bytes == (1 + 1 + 10 + 10) * one
+    # backward: the gradient of its result, which becomes ten, and the ten gradients of neg
+    assert wide.working_bytes == (1 + 10 + 10) * one
     assert wide.working_fixed_bytes == 0
     assert last.working_fixed_bytes == 4 * 4 * 4  # the weight's gradient, before it is added
     assert last.update_bytes == 2 * 4 * 4 * 4  # two temporaries of Adam

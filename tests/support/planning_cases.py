@@ -94,6 +94,9 @@ def profiles(draw: Callable, max_layers: int = 4, samples: int = 8) -> Profile:
                 working_fixed_bytes=int(fixed * working),
                 update_bytes=update,
                 passing_bytes=int(fixed * sizes[1]),
+                split_bytes=int(2 * fixed * sizes[1]) if sizes[3] else 0,
+                tail_bytes=int(fixed * sizes[1]),
+                split_working_bytes=int(fixed * working),
             )
         )
     tied = draw(st.lists(st.integers(0, len(layers) - 1), max_size=3, unique=True))

@@ -19,6 +19,7 @@ def test_all_ranks_measure_the_same_costs(spec, collectives):
     found, *others = run_ranks(3, measured, spec, collectives)
     assert others == [found, found]
     assert found.sum_gbps > 0 and found.handling_us > 0
+    assert (found.peer_bytes > 0) == (collectives == "synth")  # buffers in memory that ranks share
     assert found.topology.ranks == 3
     if spec is not None:
         assert found.topology == topologies.load(spec)

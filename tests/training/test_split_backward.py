@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from arborcast.pipeline.model.split import SplitBackward
 
@@ -132,7 +133,7 @@ def test_both_halves_are_one_pass(name: str) -> None:
     Product.calls, passes = 0, []
     for _ in range(2):
         outputs, gradients = ends()
-        passes.append(split.first(outputs, gradients, [x]))
+        passes.append(split.first([get_gradient_edge(it) for it in outputs], gradients, [x]))
     assert whole.keys() - given().keys() == waiting
     for _, later in passes:
         SplitBackward.second(later)
@@ -157,7 +158,7 @@ def test_a_product_is_left_for_the_second_half() -> None:
     outputs = model(x)
     halves = FlopCounterMode(display=False), FlopCounterMode(display=False)
     with halves[0]:
-        _, later = split.first([outputs], [torch.ones(4, 8)], [x])
+        _, later = split.first([get_gradient_edge(outputs)], [torch.ones(4, 8)], [x])
     with halves[1]:
         SplitBackward.second(later)
     assert [it.get_total_flops() for it in halves] == [2 * 2 * 4 * 8 * 8] * 2
@@ -175,7 +176,7 @@ def test_what_no_gradient_reaches_has_none() -> None:
     model, x = Two(), torch.randn(2, 3, requires_grad=True)
     split = SplitBackward(model.parameters())
     outputs = model(x)
-    (of_input,), later = split.first(outputs[:1], [torch.ones(2, 3)], [x])
+    (of_input,), later = split.first([get_gradient_edge(outputs[0])], [torch.ones(2, 3)], [x])
     SplitBackward.second(later)
     assert of_input is not None and model.one.weight.grad is not None and model.other.weight.grad is None
 
@@ -207,7 +208,7 @@ def test_hooks_change_gradients_once(takes_gradient: bool) -> None:
     whole = {name: it.grad for name, it in model.named_parameters()}
     model.zero_grad()
     for _ in range(2):  # hooks stay
-        _, later = SplitBackward(model.parameters()).first([model(x).sum()], [None], [x])
+        _, later = SplitBackward(model.parameters()).first([get_gradient_edge(model(x).sum())], [None], [x])
         SplitBackward.second(later)
     for name, it in model.named_parameters():
         torch.testing.assert_close(it.grad, 2 * whole[name], msg=name)

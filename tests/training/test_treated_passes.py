@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from arborcast.pipeline.costs.analytic import analyse
 from arborcast.pipeline.costs.devices import V100
-from arborcast.pipeline.costs.saved_bytes import Segment, Treatment, described, held
+from arborcast.pipeline.costs.saved_bytes import Segment, Treatment, described, moments
 from arborcast.pipeline.model.divisible import Divisible
 from arborcast.pipeline.run.activation_treatment import TreatedPasses, divided
 from arborcast.pipeline.run.batch_norm import statistics_once
@@ -136,14 +136,15 @@ def test_bytes_are_those_of_the_prediction(choice):
     """Of what the stage takes in, which the caller holds, the prediction counts the bytes as well."""
     profile = analyse(model(), torch.rand(SAMPLES, WIDTH), V100)
     segments = segments_of(choice)
-    predicted = held(profile, segments, SAMPLES)
+    predicted = moments(profile, segments, SAMPLES)
     _, _, kept, most, moved = run(choice, twice)
     taken = SAMPLES * WIDTH * 4
-    assert kept == 3 * (predicted.kept - taken)
+    assert kept == 3 * (predicted[-1].kept - taken)
     if OFFLOAD not in dict(choice):  # what comes back is not made by the thread that counts
-        assert most == predicted.with_in_flight(3) - predicted.working - 3 * taken  # what is saved alone
+        fullest = max(it.held for it in predicted)  # what is saved alone
+        assert most == 2 * predicted[-1].kept + fullest - 3 * taken
     if all(treatment is OFFLOAD for treatment, _ in choice):
-        assert moved == 3 * (held(profile, segments_of(CHOICES[0]), SAMPLES).kept - taken)
+        assert moved == 3 * (moments(profile, segments_of(CHOICES[0]), SAMPLES)[-1].kept - taken)
     else:
         assert (moved > 0) == (OFFLOAD in dict(choice))
 
@@ -184,3 +185,28 @@ def test_a_segment_that_changes_what_it_takes_begins_again_with_the_same():
             made.backward()
         found.append([it.grad for it in whole.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("first", [KEEP, OFFLOAD])
+def test_what_layers_behind_kept_is_gone_when_a_layer_goes_back(first):
+    """Also where others of the stage are offloaded, whose hooks autograd has until the last is through."""
+    seen = []
+
+    class Look(nn.Module):
+        def forward(self, x):
+            made = x.tanh()
+            made.register_hook(lambda _: seen.append(live.now()))
+            return made
+
+    whole = Divisible([nn.Identity(), Look(), nn.Tanh(), nn.Tanh()])
+    segments = segments_of(((first, 1), (KEEP, 2)))
+    treated = TreatedPasses(divided(whole, segments), segments, once)
+    x = torch.rand(SAMPLES, WIDTH, requires_grad=True)
+    live = LiveBytes(x)
+    with live:
+        root = torch.autograd.graph.get_gradient_edge(
+            treated.forward((x,), lambda _, it: (it,), lambda it: it)
+        )
+        with torch.no_grad():
+            torch.autograd.backward([root], [torch.ones(SAMPLES, WIDTH)])
+    assert seen == [SAMPLES * WIDTH * 4]  # what the first tanh has made, which it needs itself
