@@ -4,9 +4,9 @@
 
 The transfers are replayed with sets of contributors, links and rounds are counted, and the limits are worked
 out from their certificates alone, in exact fractions: a cut, a partition, link lengths (dual), and of times
-tolls. Of a file in implicit form all translations are checked, and one of each kind of chunk is replayed. Exit
-status: 0 all holds; 1 something does not, and the line says what; 2 the file asks for what is not known here
-(parallel links; link lengths by which more ranks are apart, beside relays or switches that add, than can be tried).
+tolls. Of a file in implicit form all translations are checked, and one of each kind of chunk is replayed.
+Exit status: 0 all holds; 1 something does not, and the line says what; 2 the file asks for what is not known
+here (parallel links; link lengths by which too many ranks are apart beside relays or switches that add).
 
 How tolls prove a time: cut it into intervals and round latencies down to whole ones. What a rank ends with
 depends on what the others gave, so that chains of messages lead from them to it. Each pays the tolls of its
@@ -28,6 +28,7 @@ SUMS = ("reduce", "reduce-scatter", "allreduce")
 WHOLE = ("broadcast", "reduce", "allreduce")
 KINDS = (*SUMS, "broadcast", "allgather", "gather", "scatter", "alltoall", "custom")
 FORMATS = tuple(f"arborcast.{form}/{version}" for form in ("schedule", "implicit") for version in (1, 2))
+ABILITIES = ("reduces", "multicasts", "turns", "loopback", "adder", "trees", "stores")
 MOST_PARTS = 1 << 20  # pairs of parts of a tree that are looked at: a second or two
 # By kind, of flows to a rank and from it: does a message count for all that it depends on, and is it about
 # the block of that rank alone.
@@ -83,9 +84,13 @@ class Fabric:
         require(self.size == self.ranks + len(switches), "switches of one name")
         self.able = {}
         for vertex, switch in enumerate(switches, self.ranks):
-            if switch.get("reduces") or switch.get("multicasts"):
+            adds, copies, turns, loops, adder, trees, stores = map(switch.get, ABILITIES)
+            require(not turns or (adds and copies and not loops), f"no such switch: {switch}")
+            require(adder is None or adds, f"an adder of a switch that adds not: {switch}")
+            require(adds or copies or not (loops or trees or stores), f"no such switch: {switch}")
+            require(trees is None or trees >= 1, f"trees out of range: {switch}")
+            if adds or copies:
                 self.able[vertex] = switch
-                require(not (switch.get("turns") and switch.get("loopback")), "a switch that turns and loops")
         self.holders = {*range(self.ranks), *self.able}
         self.adders = {
             v: number(able["adder"]) for v, able in self.able.items() if able.get("adder") is not None
