@@ -245,6 +245,9 @@ def check_schedule(file, fabric, task, symmetry):
     blocks = {}
     for chunk in file["chunks"]:
         require(number(chunk["share"]) > 0 and chunk["owner"] in range(fabric.ranks), "a chunk out of range")
+        require(
+            symmetry.vertices[chunk["owner"]] == chunk["owner"], "an owner that is not the first of its orbit"
+        )
         require(task.kind == "custom" or chunk.get("demand") is None, "a chunk of a demand")
         for image in symmetry.images(task.block(chunk)):
             blocks[image] = blocks.get(image, 0) + number(chunk["share"])
@@ -737,7 +740,9 @@ def symmetric(symmetries, fabric, task):
     vertices, links = list(range(fabric.size)), list(range(len(fabric.links)))
     for labels in symmetries:
         image = [fabric.vertex(label) for label in labels]
-        require(task.root is None or image[task.root] == task.root, "a symmetry that moves the root")
+        require(
+            not task or task.root is None or image[task.root] == task.root, "a symmetry that moves the root"
+        )
         check_image(image, fabric, task)
         moved = []
         for tail, head, rate, wait in fabric.links:
@@ -757,12 +762,15 @@ def symmetric(symmetries, fabric, task):
 def check_image(image, fabric, task):
     """Vertices to vertices of their kind, those that take part to others that do."""
     require(sorted(image) == list(range(fabric.size)), "a symmetry that is no permutation")
-    for one, other in enumerate(image):
-        same = (one < fabric.ranks) == (other < fabric.ranks) and (one in task.members) == (
-            other in task.members
+    what = [
+        (
+            vertex < fabric.ranks and (fabric.streams[vertex], not task or vertex in task.members),
+            {**fabric.able.get(vertex, {}), "name": None},
         )
-        able = [{**fabric.able.get(vertex, {}), "name": None} for vertex in (one, other)]
-        require(same and able[0] == able[1], "a symmetry that moves a vertex to one of another kind")
+        for vertex in range(fabric.size)
+    ]
+    same = all(what[one] == what[other] for one, other in enumerate(image))
+    require(same, "a symmetry that moves a vertex to one of another kind")
 
 
 class Symmetry:
@@ -817,8 +825,9 @@ def runs(entries):
     """Numbers of which some are written as "first..last"."""
     found = []
     for entry in entries:
-        first, last = entry.split("..") if isinstance(entry, str) else (entry, entry)
-        found.extend(range(int(first), int(last) + 1))
+        first, last = map(int, entry.split("..")) if isinstance(entry, str) else (entry, entry)
+        require(entry in (first, f"{first}..{last}") and first <= last, f"no run: {entry}")
+        found.extend(range(first, last + 1))
     return found
 
 
@@ -852,7 +861,11 @@ def expanded(file):
         certificate = {**certificate, "lengths": lengths}
     whole = {
         **file,
-        "topology": {**file["topology"], "links": links},
+        "topology": {
+            **file["topology"],
+            "links": links,
+            "symmetries": [[label[v] for v in runs(each)] for each in file["topology"].get("symmetries", [])],
+        },
         "collective": {**file["collective"], "ranks": runs(file["collective"]["ranks"])},
         "bound": {**file["bound"], "certificate": certificate},
         "rounds": None,
@@ -918,6 +931,7 @@ def check(file):
         orbits = list(range(len(file["topology"]["links"])))
     fabric = Fabric(file["topology"])
     task = Task(file["collective"], fabric)
+    symmetric(file["topology"].get("symmetries", []), fabric, None)
     symmetry = Symmetry(fabric, task, orbits, file.get("translations", []))
     require(
         not symmetry.steps or (task.root is None and task.kind != "custom"), "translations of what has a root"
