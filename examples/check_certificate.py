@@ -203,16 +203,18 @@ class Task:
         if self.kind == "custom":
             forced = [set(d["at"]) <= side and not set(d["to"]) <= side for d in self.demands]
             return Fraction(sum(forced), len(forced))
+        if self.kind in ("gather", "scatter", "alltoall"):
+            crossing = (
+                share for (one, other), share in self.blocks.items() if one in side and other not in side
+            )
+            return sum(crossing, Fraction(0))
         return {
             "broadcast": Fraction(int(rooted and outside > 0)),
             "reduce": Fraction(int(not rooted and within > 0)),
             "allreduce": Fraction(int(within > 0 and outside > 0)),
             "allgather": Fraction(within if outside else 0, n),
             "reduce-scatter": Fraction(outside if within else 0, n),
-        }.get(self.kind) or sum(
-            (share for (owner, target), share in self.blocks.items() if owner in side and target not in side),
-            Fraction(0),
-        )
+        }[self.kind]
 
 
 def with_ports(document, streams):
