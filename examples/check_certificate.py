@@ -264,10 +264,10 @@ def check_schedule(file, fabric, task, symmetry):
     for index, chunk in enumerate(file["chunks"]):
         of_chunk[index].sort(key=lambda transfer: transfer["step"])
         steps = [list(part) for _, part in itertools.groupby(of_chunk[index], key=lambda each: each["step"])]
-        replay(index, task, task.block(chunk), steps)
         at_work = {}
         for vertex, sums in used_switches(index, steps, fabric.able):
             at_work[vertex] = at_work.get(vertex, 0) + sums
+        replay(index, task, task.block(chunk), steps)
         for vertex, sums in at_work.items():
             trees[symmetry.vertices[vertex]] = trees.get(symmetry.vertices[vertex], 0) + 1
             if vertex in fabric.adders:
@@ -933,7 +933,6 @@ def check(file):
         orbits = list(range(len(file["topology"]["links"])))
     fabric = Fabric(file["topology"])
     task = Task(file["collective"], fabric)
-    symmetric(file["topology"].get("symmetries", []), fabric, None)
     symmetry = Symmetry(fabric, task, orbits, file.get("translations", []))
     require(
         not symmetry.steps or (task.root is None and task.kind != "custom"), "translations of what has a root"
@@ -941,6 +940,7 @@ def check(file):
     ends = {end for transfer in file["transfers"] for end in (transfer["from"], transfer["to"])}
     require(file["format"][-1] == "2" or ends <= set(range(fabric.ranks)), "switches take part, by format 1")
     rate = check_schedule(file, fabric, task, symmetry)
+    symmetric(file["topology"].get("symmetries", []), fabric, None)
     bound = file["bound"]
     fabric = with_ports(file["topology"], fabric.streams)  # limits are about that one
     proof = lengths_of(bound["certificate"], fabric, task)
