@@ -154,6 +154,13 @@ class Task:
         self.sizes, self.demands = collective.get("sizes"), collective.get("demands", [])
         require(not self.sizes or self.kind == "alltoall", "blocks that differ in what is no alltoall")
         require(bool(self.demands) == (self.kind == "custom"), "demands in what is not custom, or none")
+        ends = [(set(each["at"]), set(each["to"])) for each in self.demands]
+        require(all(at and to and not at & to for at, to in ends), "a demand of nobody, or of who has it")
+        named = sum(len(each["at"]) + len(each["to"]) for each in self.demands)
+        require(named == sum(len(at) + len(to) for at, to in ends), "a demand that names a rank twice")
+        require(
+            not ends or set().union(*(at | to for at, to in ends)) == self.members, "ranks without a demand"
+        )
         others = [rank for rank in self.ranks if rank != self.root]
         equal = Fraction(1, n)
         self.blocks = {
@@ -178,6 +185,8 @@ class Task:
 
     def block(self, chunk):
         if self.kind == "custom":
+            require(chunk["owner"] == min(self.demands[chunk["demand"]]["at"]), "a chunk of another owner")
+            require(chunk.get("target") is None, "a chunk with a demand and a target")
             return None, chunk["demand"]
         return None if self.kind == "allreduce" else chunk["owner"], chunk.get("target")
 
