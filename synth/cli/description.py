@@ -12,7 +12,7 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.cli.console import Json, table
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.formats.sizes import format_size
-from arborcast.synth.formats.words import MOST_NAMED, assumed, gigabytes, proof, share
+from arborcast.synth.formats.words import MOST_NAMED, assumed, every_schedule, gigabytes, proof, share
 from arborcast.synth.ports import ported
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.service import EARLIEST
@@ -114,17 +114,17 @@ def describe_solution(schedule: AnySchedule, solution: Json) -> list[str]:
         f"  shape    {what}, height {solution['height']}, {solution['steps']} steps",
         *_describe_form(schedule),
         *describe_grid(*(_grid_behind(schedule) or (None, rate, rate))),
-        *_describe_at_size(solution, schedule.topology),
+        *_describe_at_size(solution, schedule.bound, schedule.topology),
         f"  time     {solution['seconds']} s, verified",
     ]
     return lines if solution["file"] is None else [*lines, f"  written  {solution['file']}"]
 
 
-def _describe_at_size(solution: Json, topology: Topology) -> list[str]:
+def _describe_at_size(solution: Json, bound: Bound, topology: Topology) -> list[str]:
     if "size" not in solution:
         return []
     size, time_us, least_us = format_size(solution["size"]), solution["time_us"], solution["least_us"]
-    least = f"every schedule takes at least {least_us:.1f} us"
+    least = f"{every_schedule(bound)} takes at least {least_us:.1f} us"
     if topology.is_planned:
         least = f"{least_us:.1f} us by {PLANNED}"
     priced_us = solution["priced_us"]

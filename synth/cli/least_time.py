@@ -31,6 +31,7 @@ def least_time_at(topology: Topology, collective: Collective, found: Bound, size
     from arborcast.synth.bounds.time_limits import time_limit
     from arborcast.synth.formats.documents import tolls_to_document
     from arborcast.synth.formats.sizes import format_size
+    from arborcast.synth.formats.words import every_schedule
 
     why = why_no_tolls(topology, collective)
     if size_bytes and why is None:
@@ -52,7 +53,7 @@ def least_time_at(topology: Topology, collective: Collective, found: Bound, size
     if why is not None:
         document["why_no_tolls"] = why
         how += f" ({why})"
-    said = f"every schedule takes at least {least_us:.4g} us"
+    said = f"{every_schedule(found)} takes at least {least_us:.4g} us"
     if topology.is_planned:
         said = f"{least_us:.4g} us by {PLANNED}"
     return LeastTime(document, [f"  at       {format_size(size_bytes)}: {said}", f"  by       {how}"])

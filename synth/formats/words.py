@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from arborcast.synth.certificate import Bound, Cut, Partition
+from arborcast.synth.certificate import Bound, Cut, Partition, Scope
 from arborcast.synth.ports import ported
 from arborcast.synth.topology import PLANNED, Topology, Vertex
 
@@ -55,6 +55,11 @@ def proof(bound: Bound, topology: Topology | None = None) -> str:
             return (
                 f"link lengths: {dual.capacity} offered, {dual.distance} needed for each unit of the buffer"
             )
+
+
+def every_schedule(bound: Bound) -> str:
+    """Over which schedules a time is the least that rests on a bound of the rate, in its scope."""
+    return "every schedule" + (" along trees" if bound.scope is Scope.TREES else "")
 
 
 def assumed(what: str, topology: Topology) -> str:

@@ -164,15 +164,18 @@ def by_strangers(
     """What the foreign checker says that tolls prove; None with its reason where they prove nothing."""
     there = checker.Fabric(topology_to_document(fabric))
     lengths, distance = lengths_of(certificate, fabric, collective)
-    proof = (lengths, distance, *sources_and_targets(collective, certificate))
+    task = checker.Task(
+        {"kind": collective.kind.value, "root": collective.root, "ranks": list(collective.ranks)}, there
+    )
+    offered, ends = Fraction(0), sources_and_targets(collective, certificate)  # adders offer nothing
+    proof = checker.Proof(lengths, distance, offered, Fraction(0), *ends)
     document: dict[str, Any] = dict(tolls_to_document(tolls, fabric))
     for bytes_said in ("1", None):
         try:
             found, _ = checker.check_tolls(
                 {**document, "bytes": bytes_said or document["bytes"]},
                 there,
-                str(collective.kind),
-                collective.root,
+                task,
                 proof,
             )
         except checker.WrongError as wrong:
