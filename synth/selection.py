@@ -50,6 +50,9 @@ LARGEST_FRONTIER = 16
 ENOUGH_FRAMES = 256
 """Of a chunk in comparisons: a time is off by less than a quarter of a percent per switch on the way."""
 
+FEWEST_PLACED = 16
+"""Ranks from which on trees placed in time are compared: on fewer, chunk schedules are as fast or faster."""
+
 EXTRA_STEPS = 2
 """How many steps beyond the latency its candidates may take; more of them serve large messages only, where
 trees are as fast and pipelined."""
@@ -361,11 +364,16 @@ def _may_be_low(topology: Topology, collective: Collective, options: SolveOption
 def _more_candidates(
     topology: Topology, collective: Collective, options: SolveOptions, deadline: Deadline, height: int
 ) -> Iterator[Schedule]:
-    """What only asks switches to forward: lower trees than those of `height`, and chunk schedules."""
+    """What only asks switches to forward: trees lower than `height`, trees placed in time, chunk schedules."""
     if _may_be_low(topology, collective, options) and topology.ranks <= LARGEST_SHALLOW:
         yield from _shallow(topology, collective, options, deadline, height)
     if options.is_about_trees:
         return
+    if topology.ranks >= FEWEST_PLACED:
+        from arborcast.synth.bounds import bound
+        from arborcast.synth.packing.placed_trees import placed_schedules
+
+        yield from placed_schedules(topology, collective, bound(topology, collective), deadline)
     if collective.kind is Kind.CUSTOM or topology.ranks <= LARGEST_FRONTIER:
         yield from _frontier(topology, collective, options, deadline)
 
