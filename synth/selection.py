@@ -364,7 +364,7 @@ def _may_be_low(topology: Topology, collective: Collective, options: SolveOption
 def _more_candidates(
     topology: Topology, collective: Collective, options: SolveOptions, deadline: Deadline, height: int
 ) -> Iterator[Schedule]:
-    """What only asks switches to forward: trees lower than `height`, trees placed in time, chunk schedules."""
+    """What only asks switches to forward: lower trees than of `height`, placed ones, and chunk schedules."""
     if _may_be_low(topology, collective, options) and topology.ranks <= LARGEST_SHALLOW:
         yield from _shallow(topology, collective, options, deadline, height)
     if options.is_about_trees:

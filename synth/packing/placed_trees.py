@@ -28,10 +28,10 @@ TICKS_PER_US = 10**6
 PASSES = 1
 """How often each tree is taken out and grown again."""
 
-DEAR = 2
+DEAR = 3
 """How often the time for which a way keeps links busy a rank would rather wait."""
 
-DESIGNS = ((16 << 10, 1), (128 << 10, 1), (1 << 20, 2))
+DESIGNS = ((16 << 10, 2), (64 << 10, 1), (256 << 10, 2), (1 << 20, 2))
 """Bytes of the buffer and trees of each rank for which schedules are made that are compared."""
 
 MOST_WAYS = 300_000

@@ -94,7 +94,7 @@ def test_one_is_made_for_each_design_where_that_takes_seconds(monkeypatch: pytes
     for collective in (some, blocks):
         assert not list(placed_schedules(fabric, collective, limit, NO_DEADLINE))
     monkeypatch.setattr(placed_trees, "MOST_WAYS", 24)  # 6 ways between neighbours, for each of 4 ranks
-    assert len(list(placed_schedules(fabric, whole, limit, NO_DEADLINE))) == 2
+    assert len(list(placed_schedules(fabric, whole, limit, NO_DEADLINE))) == 1
     with pytest.raises(TimedOutError, match="the placement of trees"):
         list(placed_schedules(fabric, whole, limit, Deadline(1.0, 0.0)))
 
