@@ -370,8 +370,8 @@ def _more_candidates(
     if options.is_about_trees:
         return
     if topology.ranks >= FEWEST_PLACED:
+        from arborcast.synth.baselines.placed_trees import placed_schedules
         from arborcast.synth.bounds import bound
-        from arborcast.synth.packing.placed_trees import placed_schedules
 
         yield from placed_schedules(topology, collective, bound(topology, collective), deadline)
     if collective.kind is Kind.CUSTOM or topology.ranks <= LARGEST_FRONTIER:

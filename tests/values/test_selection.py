@@ -63,7 +63,12 @@ COMPARED = [
     ("ring:4", "broadcast", {"max_trees": 2}, "trees/3 trees/2"),
     ("ring:4", "broadcast", {"tolerance": Fraction(1, 20)}, "trees/3"),
     ("full:2", "broadcast", {}, "trees/1 ring/1 binary-tree/1 pareto/1 levels/1"),
-    ("ring:17", "broadcast", {}, "trees/16 ring/16 multiring/16 trees/8 trees/16 levels/8"),
+    (
+        "ring:17",
+        "broadcast",
+        {},
+        "trees/16 ring/16 multiring/16 trees/8 trees/16 placed/41 placed/24 placed/41 placed/41 levels/8",
+    ),
     ("able", "allreduce", {}, "trees/2 trees/2 ring/4 binary-tree/4 halving-doubling/4 recursive-doubling/3 "
      "bruck/4 pat/4 bine/4 trees/2 pareto/1 pareto/2 exchange/2 exchange/4 exchange/1 exchange/1 "
      "levels/2 levels/2"),

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from arborcast import synth
 from arborcast.synth.api import approach
+from arborcast.synth.baselines import placed_trees
+from arborcast.synth.baselines.placed_trees import KINDS, placed, placed_schedules
 from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import TimedOutError
-from arborcast.synth.packing import placed_trees
-from arborcast.synth.packing.placed_trees import KINDS, placed, placed_schedules
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 from tests.support.strategies import topologies
