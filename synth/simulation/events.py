@@ -209,7 +209,7 @@ def play(  # noqa: PLR0912, PLR0915
     room = np.cumsum(room)
     # What a link carries arrives in the order in which it is sent: only the next of it is among the events.
     passed, sent, came_in = np.empty(rows * hops, np.int64), room[:-1].copy(), room[:-1].copy()
-    events, due, happening = np.empty(2 * links, np.int64), np.zeros(2 * links, np.int64), 0
+    events = [(0, 0) for _ in range(0)]  # (tick, 2 * link, + 1 for arrivals)
     queues = Queues(
         np.empty(rows * hops, np.int64),
         room,
@@ -288,25 +288,20 @@ def play(  # noqa: PLR0912, PLR0915
                 start[frame, hop] = now
                 idle[link] = False
                 passed[sent[link]] = frame * hops + hop
-                due[2 * link] = now + durations[hop]
-                _await(events, happening, due, 2 * link)
-                happening += 1
+                heappush(events, (now + durations[hop], 2 * link))
                 if sent[link] == came_in[link]:
-                    due[2 * link + 1] = now + durations[hop] + latencies[link]
-                    _await(events, happening, due, 2 * link + 1)
-                    happening += 1
+                    heappush(events, (now + durations[hop] + latencies[link], 2 * link + 1))
                 sent[link] += 1
                 if is_held:
                     _give_turn(layout, lanes, queues, lanes.lane[hop], instant)
         touched.clear()
-        if happening == 0:
+        if len(events) == 0:
             return start
         # Everything of this tick happens before any link picks what it serves next.
-        now = due[events[0]]
+        now = events[0][0]
         instant += 1
-        while happening > 0 and due[events[0]] == now:
-            happening -= 1
-            event = _next(events, happening, due)
+        while len(events) > 0 and events[0][0] == now:
+            event = heappop(events)[1]
             link = event // 2
             if event % 2 == 1:
                 cell = passed[came_in[link]]
@@ -314,9 +309,8 @@ def play(  # noqa: PLR0912, PLR0915
                 if came_in[link] < sent[link]:
                     later = passed[came_in[link]]
                     hop = later % hops
-                    due[event] = start[later // hops, hop] + durations[hop] + latencies[link]
-                    _await(events, happening, due, event)
-                    happening += 1
+                    arrives = start[later // hops, hop] + durations[hop] + latencies[link]
+                    heappush(events, (arrives, event))
                 frame = cell // hops
                 hop = cell - frame * hops
                 transfer = transfer_of[hop]
@@ -365,38 +359,6 @@ def _first(waiting: Ints, room: int, count: int) -> int:
         place = child
     waiting[room + place] = last
     return int(least)
-
-
-@kernel
-def _await(events: Ints, count: int, due: Ints, event: int) -> None:
-    """An event joins `count` others, which are a heap by when they are due."""
-    place = count
-    while place > 0:
-        above = events[(place - 1) // 2]
-        if due[above] < due[event] or (due[above] == due[event] and above < event):
-            break
-        events[place] = above
-        place = (place - 1) // 2
-    events[place] = event
-
-
-@kernel
-def _next(events: Ints, count: int, due: Ints) -> int:
-    """Remove the event that is due first, of those the one of the least number; `count` are left."""
-    soonest, last, place = events[0], events[count], 0
-    while 2 * place + 1 < count:
-        child = 2 * place + 1
-        if child + 1 < count:
-            one, other = events[child], events[child + 1]
-            if due[other] < due[one] or (due[other] == due[one] and other < one):
-                child += 1
-        below = events[child]
-        if due[last] < due[below] or (due[last] == due[below] and last < below):
-            break
-        events[place] = below
-        place = child
-    events[place] = last
-    return int(soonest)
 
 
 @kernel
