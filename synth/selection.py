@@ -371,9 +371,8 @@ def _more_candidates(
         return
     if topology.ranks >= FEWEST_PLACED:
         from arborcast.synth.baselines.placed_trees import placed_schedules
-        from arborcast.synth.bounds import bound
 
-        yield from placed_schedules(topology, collective, bound(topology, collective), deadline)
+        yield from placed_schedules(topology, collective, deadline)
     if collective.kind is Kind.CUSTOM or topology.ranks <= LARGEST_FRONTIER:
         yield from _frontier(topology, collective, options, deadline)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from heapq import heappop, heappush
 
+from arborcast.synth import bounds
 from arborcast.synth.baselines.switch_paths import Path, switch_paths
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
@@ -178,16 +179,15 @@ class _Net:
                 self.tables[hop].release(start)
 
 
-def placed_schedules(
-    topology: Topology, collective: Collective, bound: Bound, deadline: Deadline
-) -> Iterator[Schedule]:
+def placed_schedules(topology: Topology, collective: Collective, deadline: Deadline) -> Iterator[Schedule]:
     """One for each of `DESIGNS`; none where there are too many ways, or not all ranks take part."""
     if collective.kind not in KINDS or len(collective.ranks) < topology.ranks:
         return
+    limit = bounds.bound(topology, collective)
     ways = sum(map(len, switch_paths(topology, collective.ranks).values()))
     for size_bytes, trees in DESIGNS:
         if ways * trees * topology.ranks <= MOST_WAYS:
-            yield placed(topology, collective, bound, size_bytes, trees, deadline)
+            yield placed(topology, collective, limit, size_bytes, trees, deadline)
 
 
 def placed(

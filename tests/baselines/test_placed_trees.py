@@ -84,19 +84,16 @@ def test_a_second_chance_makes_no_schedule_longer(monkeypatch: pytest.MonkeyPatc
 def test_one_is_made_for_each_design_where_that_takes_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     fabric = line(4)
     whole = Collective.on(fabric, "allgather")
-    limit = bound(fabric, whole)
-    settings_of = [
-        dict(found.method.settings) for found in placed_schedules(fabric, whole, limit, NO_DEADLINE)
-    ]
+    settings_of = [dict(found.method.settings) for found in placed_schedules(fabric, whole, NO_DEADLINE)]
     assert [(each["bytes"], each["trees"]) for each in settings_of] == list(placed_trees.DESIGNS)
     some = Collective.on(fabric, "allgather", ranks=[0, 1])
     blocks = Collective.on(fabric, "alltoall")
     for collective in (some, blocks):
-        assert not list(placed_schedules(fabric, collective, limit, NO_DEADLINE))
+        assert not list(placed_schedules(fabric, collective, NO_DEADLINE))
     monkeypatch.setattr(placed_trees, "MOST_WAYS", 24)  # 6 ways between neighbours, for each of 4 ranks
-    assert len(list(placed_schedules(fabric, whole, limit, NO_DEADLINE))) == 1
+    assert len(list(placed_schedules(fabric, whole, NO_DEADLINE))) == 1
     with pytest.raises(TimedOutError, match="the placement of trees"):
-        list(placed_schedules(fabric, whole, limit, Deadline(1.0, 0.0)))
+        list(placed_schedules(fabric, whole, Deadline(1.0, 0.0)))
 
 
 def test_they_serve_small_messages_between_boxes() -> None:

@@ -166,6 +166,20 @@ def exchange(again: Fraction = Fraction(0), rounds: Sequence[int] | None = None,
     return Schedule.build(fabric, collective, Method("drawn"), limit, chunks, moves, rounds)
 
 
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[AnySchedule]:
+    """What was simulated to see what it takes."""
+    found = []
+    choice = Runs.choice
+
+    def noted(runs: Runs, size: int) -> tuple[int, float]:
+        found.append(runs.schedule)
+        return choice(runs, size)
+
+    monkeypatch.setattr(Runs, "choice", noted)
+    return found
+
+
 @pytest.mark.parametrize(
     ("first", "simulated", "enough"),
     [
@@ -181,30 +195,14 @@ def exchange(again: Fraction = Fraction(0), rounds: Sequence[int] | None = None,
     ],
 )
 def test_a_schedule_that_takes_nearly_the_least_time_is_enough(
-    first: AnySchedule, simulated: bool, enough: bool, monkeypatch: pytest.MonkeyPatch
+    first: AnySchedule, simulated: bool, enough: bool, ran: list[AnySchedule]
 ) -> None:
-    ran = []
-    choice = Runs.choice
-
-    def noted(runs: Runs, size: int) -> tuple[int, float]:
-        ran.append(runs.schedule)
-        return choice(runs, size)
-
-    monkeypatch.setattr(Runs, "choice", noted)
     found = selection.compared(iter([first, exchange()]), Kind.ALLREDUCE, size_bytes=1_000_000)
     assert (first in ran, len(found.schedules)) == (simulated, 1 if enough else 2)
     assert len(selection.compared(iter([first, exchange()]), Kind.ALLREDUCE).schedules) == 2
 
 
-def test_what_takes_the_least_time_of_all_has_no_rivals(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = []
-    choice = Runs.choice
-
-    def noted(runs: Runs, size: int) -> tuple[int, float]:
-        ran.append(runs.schedule)
-        return choice(runs, size)
-
-    monkeypatch.setattr(Runs, "choice", noted)
+def test_what_takes_the_least_time_of_all_has_no_rivals(ran: list[AnySchedule]) -> None:
     best, near, far = exchange(), exchange(Fraction(1, 1000)), exchange(back=1)
     for schedules, is_run in (((best, near), False), ((far, near), True)):
         ran.clear()
