@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from arborcast.synth.chunks.quantized_rates import QuantizedRates
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.routes.reachability import Components
-    from arborcast.synth.selection import Choice
+    from arborcast.synth.selection import Choice, Selection
     from arborcast.synth.solve_options import SolveOptions
     from arborcast.topologies.machine import Machine
 
@@ -179,6 +179,27 @@ def describe_choices(choices: Sequence[Choice]) -> list[str]:
     ]
     looked_at = "fastest by simulation, or within 1 % of it, at every size"
     return ["", looked_at, *table(("  from", "method", "shape", "rate"), rows, left=4)]
+
+
+def compared_document(selection: Selection | None) -> Json:
+    """Which methods were compared, by how many schedules, and which were not and why."""
+    if selection is None:
+        return {}
+    counts = Counter(schedule.method.name for schedule in selection.schedules)
+    return {"compared": dict(counts), "left_out": dict(selection.left_out)}
+
+
+def describe_compared(compared: Json) -> list[str]:
+    """The same in words."""
+    if not compared:
+        return []
+    counts: Mapping[str, int] = compared["compared"]
+    tried = ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in compared["left_out"].items():
+        by_reason.setdefault(reason, []).append(name)
+    left_out = [f"  not tried: {', '.join(names)} ({reason})" for reason, names in by_reason.items()]
+    return ["", f"candidates: {tried}", *left_out]
 
 
 def _shape(schedule: AnySchedule) -> str:
