@@ -17,6 +17,7 @@ from arborcast.synth.collective import Kind
 from arborcast.synth.crossings import Prices, crossings
 from arborcast.synth.deadline import NO_DEADLINE, Deadline, run_until
 from arborcast.synth.errors import TimedOutError
+from arborcast.synth.formats.words import every_schedule
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.solve_options import MIN_PIECE_BYTES
@@ -236,8 +237,8 @@ def compared(
                 if size_bytes is not None:
                     enough_us = enough_us or PricedLimit.of(schedule).at(size_bytes, more=NEAR_ENOUGH)
                     if _takes_at_most(schedule, size_bytes, enough_us, least_piece):
-                        left_out["all others"] = (
-                            f"{schedule.method.name} takes the least time of all schedules"
+                        left_out[ENDED_EARLY] = (
+                            f"{schedule.method.name} takes the least time of {every_schedule(schedule.bound)}"
                         )
                         break
     except TimedOutError as error:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arborcast.synth.certificate import Bound
+from arborcast.synth.certificate import Bound, Scope
 from arborcast.synth.cli.console import Json, table
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.formats.sizes import format_size
@@ -394,7 +394,7 @@ def _aligned(header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> lis
     return [line.rstrip() for line in lines]
 
 
-def describe_comparison(comparison: BaselineTimings, topology: Topology) -> list[str]:
+def describe_comparison(comparison: BaselineTimings, schedule: AnySchedule) -> list[str]:
     """Two tables over the sizes, a column per method: times and what none is below, then bus bandwidths."""
     from arborcast.synth.baselines.nccl_model import NOT_RUN
 
@@ -413,8 +413,10 @@ def describe_comparison(comparison: BaselineTimings, topology: Topology) -> list
         for row, size in enumerate(sizes)
     ]
     asked = [] if comparison.service == EARLIEST else [f"order of service: {comparison.service}", ""]
-    least = f"by {PLANNED}" if topology.is_planned else "no less than"
+    least = f"by {PLANNED}" if schedule.topology.is_planned else "no less than"
     limit = [least] if comparison.least_us else []
+    of_trees = limit and schedule.bound.scope is Scope.TREES
+    scope = [f"{least}: of {every_schedule(schedule.bound)}", ""] if of_trees else []
     tables = [
         *table(("time (us)", *methods, *limit), times),
         "",
@@ -422,7 +424,7 @@ def describe_comparison(comparison: BaselineTimings, topology: Topology) -> list
         "",
     ]
     note = [f"nccl: {NOT_RUN}", ""] if any(method.startswith("nccl-") for method in methods) else []
-    return [*asked, *tables, *note]
+    return [*asked, *tables, *scope, *note]
 
 
 def describe_topology(topology: Topology) -> list[str]:
