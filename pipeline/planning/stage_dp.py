@@ -285,7 +285,7 @@ class _MemoryFit:
     def __init__(self, layers: LayerTables, devices: DeviceTables, question: PartitionProblem) -> None:
         assert question.limits is not None
         self.question = question
-        self.needs = Needs(layers, question, len(devices.order))
+        self.needs = Needs(layers, question, len(devices.order), devices.network.peer_bytes)
         limits = [
             usable(min(question.limits[it] for it in devices.ranks(at)))
             for at in range(len(devices.replicas))
@@ -403,8 +403,8 @@ class Needs:
     """Bytes that a rank needs for layers [start, end) with 1, 2, ... replicas, as `memory.stage_memory`.
 
     Attributes:
-        fixed: weights, gradients, optimizer, messages, and what is there once for all microbatches, by
-            [start, end, replicas - 1].
+        fixed: weights, gradients, optimizer, messages, buffers of the replicas' group, and what is there once
+            for all microbatches, by [start, end, replicas - 1].
         each: what every microbatch in flight adds.
         crossing: the part of `each` that is not activations: messages, and what is left between the halves
             of a split backward pass.
@@ -412,7 +412,9 @@ class Needs:
         update: what the update needs, when none is in flight.
     """
 
-    def __init__(self, layers: LayerTables, question: PartitionProblem, ranks: int) -> None:
+    def __init__(
+        self, layers: LayerTables, question: PartitionProblem, ranks: int, peer_bytes: int = 0
+    ) -> None:
         largest = -(-question.batch // question.microbatches)
         share = -(-largest // np.arange(1, ranks + 1))
         samples = layers.profile.samples
@@ -424,10 +426,9 @@ class Needs:
         if ORDERS[question.order].splits:
             between = np.ceil(layers.split_bytes[:, :, None] * share / samples).astype(np.int64)
             crossing = crossing + between
-        fixed = layers.fixed_bytes[:, :, None] + 4 * inputs + outputs
-        self.fixed: Integers = fixed + self.working
-        update = layers.fixed_bytes + layers.update_bytes
-        self.update: Integers = np.broadcast_to(update[:, :, None], self.fixed.shape)
+        lasting = layers.fixed_bytes[:, :, None] + peer_bytes * np.arange(ranks)
+        self.fixed: Integers = lasting + 4 * inputs + outputs + self.working
+        self.update: Integers = lasting + layers.update_bytes[:, :, None]
         self.each: Integers = saved + crossing
         if question.recompute:
             self.fixed = self.fixed + np.maximum(saved - inputs, 0)
