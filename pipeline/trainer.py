@@ -13,6 +13,7 @@ import gc
 import hashlib
 import itertools
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -157,20 +158,8 @@ class Trainer:
         weights: Weights | None = None,
         by_schedule: bool = True,
     ) -> None:
-        self._options = options = TrainingOptions(
-            loss_fn,
-            loss_reduction,
-            check_loss,
-            seed,
-            batch_norm,
-            accumulate,
-            clip_norm,
-            prepare,
-            tensor_ranks,
-            dict(metrics or {}),
-            keep_outputs,
-            weights,
-        )
+        given = locals() | {"metrics": dict(metrics or {})}
+        self._options = options = TrainingOptions(*(given[it.name] for it in fields(TrainingOptions)))
         check_job()
         rank, size = dist.get_rank(), dist.get_world_size()
         self._agreement = ConfigBarrier(f"arborcast trainer {next(_numbers)}", rank, size, timeout_s)

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from arborcast.pipeline.answers import kept
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.meshes import Mesh, row_of
@@ -277,12 +278,10 @@ class _StageSearch:
     def crossing_ps(self, behind: _Partial, size: int) -> int:
         """Of a microbatch, from a stage of so many ranks to the one behind it and back."""
         key = behind.layer, behind.place, behind.size, size
-        if key not in self.crossings:
-            # Sizes divide the number of ranks, so that parts are equal on every mesh: as in a row.
-            senders = row_of(self.order[behind.place - size : behind.place])
-            receivers = row_of(self.order[behind.place : behind.place + behind.size])
-            self.crossings[key] = crossing_ps(self.prices, self.network, behind.layer, senders, receivers)
-        return self.crossings[key]
+        # Sizes divide the number of ranks, so that parts are equal on every mesh: as in a row.
+        senders = row_of(self.order[behind.place - size : behind.place])
+        ends = behind.layer, senders, row_of(self.order[behind.place : behind.place + behind.size])
+        return kept(self.crossings, key, lambda: crossing_ps(self.prices, self.network, *ends))
 
     def ties(
         self, start: int, end: int, ranks: tuple[int, ...], users: dict[str, tuple[int, ...]]
@@ -326,10 +325,8 @@ class _Rest:
 
     def least(self, start: int, end: int, place: int, size: int) -> NDArray[np.int64]:
         """W at least of the layers from each in [start, end) to the end, on so many ranks from a place."""
-        if (place, size) not in self.sums:
-            ranks = self.search.order[place : place + size]
-            self.sums[place, size] = np.array(self.search.prices.limits_ps(ranks), dtype=np.int64)
-        sums = self.sums[place, size]
+        ranks = self.search.order[place : place + size]
+        sums = kept(self.sums, (place, size), lambda: np.array(self.search.prices.limits_ps(ranks)))
         least: NDArray[np.int64] = (sums[:, end, None] - sums[:, start:end]).min(axis=0)
         return least
 

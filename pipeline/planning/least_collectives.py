@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from arborcast.pipeline.answers import kept
 from arborcast.pipeline.planning.interop_search import JointPlan
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.sharding.evaluation import calls
@@ -68,9 +69,9 @@ class LeastTimes:
         return max((float(limit.at(math.ceil(size_bytes))) for limit in limits), default=0.0)
 
     def _limit(self, kind: Kind, among: tuple[int, ...], group: tuple[int, ...]) -> TimeLimit:
-        if (kind, among, group) not in self._limits:
+        def found() -> TimeLimit:
             fragment = self.topology.subset(among)
             collective = Collective.on(fragment, kind, ranks=[among.index(rank) for rank in group])
-            found = time_limit(fragment, collective, bound(fragment, collective))
-            self._limits[kind, among, group] = found
-        return self._limits[kind, among, group]
+            return time_limit(fragment, collective, bound(fragment, collective))
+
+        return kept(self._limits, (kind, among, group), found)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Protocol, TypeAlias
 
+from arborcast.pipeline.answers import kept
 from arborcast.pipeline.meshes import Axes, Mesh
 from arborcast.synth.api import bound, solve
 from arborcast.synth.collective import Collective, Kind
@@ -94,14 +95,10 @@ class FabricPrices:
     def rate(self, kind: Kind, axes: Axes) -> Fraction:
         """GB/s of the slowest group while all run; 0 where links do not connect one."""
         key = self._key(kind, axes)
-        if key not in self._rates:
-            self._rates[key] = self._rate(key)
-        return self._rates[key]
+        return kept(self._rates, key, lambda: self._rate(key))
 
     def _key(self, kind: Kind, axes: Axes) -> _Key:
-        if (kind, axes) not in self._keys:
-            self._keys[kind, axes] = kind, self.mesh.ranks, self.mesh.groups(axes)
-        return self._keys[kind, axes]
+        return kept(self._keys, (kind, axes), lambda: (kind, self.mesh.ranks, self.mesh.groups(axes)))
 
     def _rate(self, key: _Key) -> Fraction:
         kind, _, groups = key
@@ -116,17 +113,15 @@ class FabricPrices:
 
     def _simulated(self, key: _Key, power: int) -> int:
         """Picoseconds of 2**power bytes."""
-        if (key, power) not in self._times:
-            if key not in self._schedules:
-                self._schedules[key] = solve(self._fragment, key[0])
-            schedule = self._schedules[key]
+
+        def found() -> int:
+            schedule = kept(self._schedules, key, lambda: solve(self._fragment, key[0]))
             if isinstance(schedule, GroupSchedules):
                 timings = simulate_groups(schedule, [2**power] * len(schedule.groups))
-                time_us = max(it.time_us for it in timings)
-            else:
-                time_us = simulate(schedule, 2**power).time_us
-            self._times[key, power] = math.ceil(time_us * 10**6)
-        return self._times[key, power]
+                return math.ceil(max(it.time_us for it in timings) * 10**6)
+            return math.ceil(simulate(schedule, 2**power).time_us * 10**6)
+
+        return kept(self._times, (key, power), found)
 
     @property
     def _fragment(self) -> Topology:
