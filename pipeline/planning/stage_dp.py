@@ -427,11 +427,12 @@ class Needs:
             between = np.ceil(layers.split_bytes[:, :, None] * share / samples).astype(np.int64)
             crossing = crossing + between
         lasting = layers.fixed_bytes[:, :, None] + peer_bytes * np.arange(ranks)
-        self.fixed: Integers = lasting + 4 * inputs + outputs + self.working
+        fixed = lasting + 4 * inputs + outputs
+        self.fixed: Integers = fixed + self.working
         self.update: Integers = lasting + layers.update_bytes[:, :, None]
         self.each: Integers = saved + crossing
         if question.recompute:
-            self.fixed = self.fixed + np.maximum(saved - inputs, 0)
+            self.fixed = fixed + np.maximum(saved + self.working - inputs, 0)
             self.each = inputs + crossing
         self.crossing = crossing
 

@@ -222,9 +222,7 @@ class _GraphWriter:
     def _keep(self, node: fx.Node, state: State, value: Any) -> None:
         self._states[node.name], self._shares[node.name] = state, value
 
-    def _copy(
-        self, node: fx.Node, graph: fx.Graph, samples: fx.Node, change: Callable[[Any], Any] | None = None
-    ) -> fx.Node:
+    def _copy(self, node: fx.Node, graph: fx.Graph, samples: fx.Node) -> fx.Node:
         """The operator in one of the graphs, with sizes for so many samples."""
         value = self._value if graph is self._share else lambda it: self._wholes[it.name]
 
