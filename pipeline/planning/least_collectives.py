@@ -14,7 +14,6 @@ from arborcast.pipeline.answers import kept
 from arborcast.pipeline.planning.interop_search import JointPlan
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.sharding.evaluation import calls
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.bounds import bound
@@ -50,7 +49,6 @@ class LeastTimes:
         most = 0.0
         for stage in joint.stages:
             setting = stage.priced.setting
-            assert isinstance(setting.prices, FabricPrices)
             mesh = setting.prices.mesh
             took = 0.0
             for call in calls(sliced.stage(stage.start, stage.end), stage.priced.sharding.chosen, setting):

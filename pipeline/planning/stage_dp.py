@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import inf
-from typing import Protocol
 
 import numpy as np
 
@@ -126,7 +125,7 @@ def partitions(
     chosen = None if fit is None or question.menu is None else _ByLayer(layers, fit, question, question.menu)
     stage = _stage_us(layers, devices, question)
     while True:
-        added = chosen or fit or _Nothing(layers, devices)
+        added = chosen or fit or _Added(layers, devices)
         found = _solved(devices, boundary, stage, added, most_stages, every_rank=published)
         if chosen is not None and chosen.find(found):
             continue
@@ -151,29 +150,19 @@ def closest_to_fitting(
     return min(there, key=lambda partition: partition.value_us, default=None)
 
 
-class _Added(Protocol):
-    """What stages cost beyond the time of their passes and allreduces.
+class _Added:
+    """What stages cost beyond the time of their passes and allreduces: nothing where memory is not limited.
 
     Attributes:
         kinds: of each place; all of a kind are alike.
     """
 
-    kinds: Integers
-
-    def added(self, behind: int) -> Floats:
-        """By [start, end, kind], with so many stages behind."""
-        ...
-
-
-class _Nothing:
-    """Where memory is not limited."""
-
     def __init__(self, layers: LayerTables, devices: DeviceTables) -> None:
-        self.kinds = np.zeros(len(devices.replicas), dtype=np.int64)
+        self.kinds: Integers = np.zeros(len(devices.replicas), dtype=np.int64)
         self._none = np.zeros((layers.profile.depth, layers.profile.depth + 1, 1))
 
     def added(self, behind: int) -> Floats:
-        """Nothing."""
+        """By [start, end, kind], with so many stages behind."""
         return self._none
 
 
@@ -273,7 +262,7 @@ def _one_more(stage: Floats, added: Floats, kinds: Integers, onwards: Floats) ->
     return least
 
 
-class _MemoryFit:
+class _MemoryFit(_Added):
     """Which stages fit into memory, by the number of microbatches that they keep.
 
     Attributes:
@@ -326,7 +315,7 @@ class _Missing(_MemoryFit):
         return missing
 
 
-class _ByLayer:
+class _ByLayer(_Added):
     """What the best choice for each stage adds to a microbatch: a lower limit until `find` makes it exact."""
 
     def __init__(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from arborcast.pipeline.answers import kept
 from arborcast.pipeline.meshes import Axes, Mesh
@@ -27,26 +27,6 @@ _Key: TypeAlias = tuple[Kind, tuple[int, ...], tuple[tuple[int, ...], ...]]
 
 PS_PER_NS = 1000
 """One byte at 1 GB/s takes one nanosecond."""
-
-
-class CollectivePrices(Protocol):
-    """What collectives cost along the axes of one mesh."""
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh."""
-        ...
-
-    def ps(self, kind: Kind, axes: Axes, size_bytes: int) -> int | None:
-        """Picoseconds of a collective of every group at once; None where links do not connect them.
-
-        Args:
-            kind: of collective.
-            axes: along which.
-            size_bytes: the whole buffer of one group, as algbw counts it: gathered, or to be reduced, or what
-                one rank sends to all.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +56,14 @@ class FabricPrices:
     _keys: dict[tuple[Kind, Axes], _Key] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def ps(self, kind: Kind, axes: Axes, size_bytes: int) -> int | None:
-        """As `CollectivePrices` says."""
+        """Picoseconds of a collective of every group at once; None where links do not connect them.
+
+        Args:
+            kind: of collective.
+            axes: along which.
+            size_bytes: the whole buffer of one group, as algbw counts it: gathered, or to be reduced, or what
+                one rank sends to all.
+        """
         rate = self.rate(kind, axes)
         if not rate:
             return None

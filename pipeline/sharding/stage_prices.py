@@ -186,9 +186,7 @@ class StagePrices:
         return replace(self, layout=layout, axes=axes)
 
     def _real(self, setting: Setting) -> Setting:
-        assert isinstance(setting.prices, FabricPrices)
-        prices = setting.prices
-        made = partial(replace, setting, prices=replace(prices, by_schedule=True))
+        made = partial(replace, setting, prices=replace(setting.prices, by_schedule=True))
         return kept(self._by_schedule, id(setting), made)
 
     def _by_least(self, start: int, end: int, ranks: Sequence[int]) -> list[tuple[int, Setting]]:
