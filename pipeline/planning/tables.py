@@ -316,7 +316,8 @@ class DeviceTables:
 
     def _crossing(self, *, backward: bool) -> BoundaryCosts:
         latencies, us_per_byte = self._paths
-        used, flows = self._flows
+        flows = self._flows
+        used = flows > 0
         if backward:  # as if the ranks behind each boundary were the receivers still
             latencies, us_per_byte = latencies.T, us_per_byte.transpose(1, 0, 2)
         count = len(self.order)
@@ -343,15 +344,15 @@ class DeviceTables:
         )
 
     @cached_property
-    def _flows(self) -> tuple[NDArray[np.bool_], Floats]:
-        """For each boundary, by both positions: whether there is a message forth; what share it has."""
+    def _flows(self) -> Floats:
+        """For each boundary, by both positions: the share of the message forth; 0 where there is none."""
         count, boundaries = len(self.order), len(self.sender)
         flows = np.zeros((boundaries, count, count))
         for index, (one, other) in enumerate(zip(self.sender.tolist(), self.receiver.tolist(), strict=True)):
             senders, receivers = int(self.replicas[one]), int(self.replicas[other])
             start, middle = self.first[one], self.first[other]
             flows[index, start:middle, middle : middle + receivers] = _shares(senders, receivers)
-        return flows > 0, flows
+        return flows
 
     @cached_property
     def _paths(self) -> tuple[Floats, Floats]:
