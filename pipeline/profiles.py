@@ -186,35 +186,10 @@ class Profile:
         """Bytes that cross, one way, the boundary before layer `cut` (0 < cut < depth)."""
         return self.layers[cut - 1].output_bytes * samples / self.samples
 
-    def saved_bytes(self, start: int, end: int, samples: float) -> float:
-        """Bytes that a forward pass of the layers [start, end) keeps for its backward pass."""
-        return self.kept_bytes(start, end) * samples / self.samples
-
     def kept_bytes(self, start: int, end: int) -> int:
-        """The same with all samples of the profile."""
+        """Bytes that a forward pass of these layers keeps for its backward pass, with all samples."""
         passing = sum(it.passing_bytes for it in self.layers[start + 1 : end])
         return sum(it.saved_bytes for it in self.layers[start:end]) - passing
-
-    def working_bytes(self, start: int, end: int, share: int) -> int:
-        """Bytes beyond `saved_bytes` of a microbatch's passes through the layers [start, end).
-
-        While a layer goes back, what those behind it had saved is gone.
-
-        Args:
-            start: the first layer.
-            end: the layer behind the last one.
-            share: samples of a pass.
-
-        Returns:
-            As many bytes as all samples of the profile would need, so that `share` of them need theirs.
-        """
-        kept = most = 0
-        for index in range(start, end):
-            it = self.layers[index]
-            kept += it.saved_bytes - (it.passing_bytes if index > start else 0)
-            fixed = -(-it.working_fixed_bytes * self.samples // share)
-            most = max(most, kept + it.working_bytes - it.working_fixed_bytes + fixed)
-        return max(most - kept, 0)
 
     def update_bytes(self, start: int, end: int) -> int:
         """Bytes that an update needs besides the optimizer's state, where these layers are a stage.
@@ -258,29 +233,6 @@ class Profile:
             return sum(layer >= cut for cut in bounds)
 
         return tuple(tie for tie in self.ties if stage(tie.layers[0]) != stage(tie.layers[-1]))
-
-    def as_one_layer(self) -> Profile:
-        """The whole model as one layer."""
-        times = ("forward_us", "backward_us", "forward_fixed_us", "backward_fixed_us")
-        sums = {name: sum(getattr(it, name) for it in self.layers) for name in times}
-        whole = Layer(
-            name=self.model or "model",
-            **sums,
-            output_bytes=self.layers[-1].output_bytes,
-            saved_bytes=self.kept_bytes(0, self.depth),
-            parameter_bytes=self.parameter_bytes(0, self.depth),
-            gradient_bytes=self.gradient_bytes(0, self.depth),
-            optimizer_bytes=self.optimizer_bytes(0, self.depth),
-            weights_us=sum(it.weights_share * it.backward_us for it in self.layers),
-            split_us=sum(it.split_us for it in self.layers),
-            split_bytes=sum(it.split_bytes for it in self.layers),
-            tail_bytes=self.layers[-1].tail_bytes,
-            split_working_bytes=max(it.split_working_bytes for it in self.layers),
-            working_bytes=self.working_bytes(0, self.depth, self.samples),
-            update_bytes=self.update_bytes(0, self.depth),
-            update_us=self.update_us([(0, self.depth)]),
-        )
-        return Profile(self.model, self.samples, (whole,), (), self.source, self.crowding)
 
     def prefix(self, field: str) -> list[float]:
         """Sums of a field over the first 0, 1, ... layers: for programs that ask for many ranges."""

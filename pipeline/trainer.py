@@ -13,10 +13,12 @@ import gc
 import hashlib
 import itertools
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -156,52 +158,37 @@ class Trainer:
         weights: Weights | None = None,
         by_schedule: bool = True,
     ) -> None:
-        self._options = options = TrainingOptions(
-            loss_fn,
-            loss_reduction,
-            check_loss,
-            seed,
-            batch_norm,
-            accumulate,
-            clip_norm,
-            prepare,
-            tensor_ranks,
-            dict(metrics or {}),
-            keep_outputs,
-            weights,
-        )
+        given = locals() | {"metrics": dict(metrics or {})}
+        self._options = options = TrainingOptions(*(given[it.name] for it in fields(TrainingOptions)))
         check_job()
         rank, size = dist.get_rank(), dist.get_world_size()
         self._agreement = ConfigBarrier(f"arborcast trainer {next(_numbers)}", rank, size, timeout_s)
         self.plan, self._by_schedule = plan, by_schedule
         try:
-            self._device = device_of(device)
-            options.check_alone(min(timeout_s, start_timeout_s), self._device, precision)
-            fabric, words = self._placed(model, optimizer, topology)
+            found = device_of(device)
+            options.check_alone(min(timeout_s, start_timeout_s), found, precision)
+            fabric, words = self._placed(model, optimizer, topology, found)
         except InputError as error:
             self._agreement.say("start", f"what is refused: {error}")  # the others come with their plans
             raise
-        words += f", {options.words(collectives, precision)}, device {self._device.type}"
+        words += f", {options.words(collectives, precision)}, device {found.type}"
         self._agreement.agree("start", words, what="trainer", timeout_s=start_timeout_s)
         replicated = None if plan.is_divided else self._place.plan
         shared = None if prepare is None else tensor_ranks
-        self._groups = Groups(
-            replicated, collectives, fabric, timeout_s, start_timeout_s, shared, self._device
+        self._groups = groups = Groups(
+            replicated, collectives, fabric, timeout_s, start_timeout_s, shared, found
         )
         # A rank that left before the others' groups are connected would break theirs.
         self._agreement.agree("groups", "connected", what="trainer", timeout_s=start_timeout_s)
-        self._faults = FailureBroadcast(self._place.name, self._agreement, self._groups.break_all)
+        place = self._place
+        self._faults = faults = FailureBroadcast(place.name, self._agreement, groups.break_all)
         if not isinstance(precision, Precision):
-            precision = Precision(precision or "float32", self._device.type, self._groups.job)
-        self._precision = precision
-        self._recorder = PassRecorder(is_on=record)
-        self._links = Messenger(
-            self._groups.job, self._place.name, self._recorder, self._groups.ways, self._device
-        )
-        self._messages = self._links.messages
-        self._meeting = BatchNegotiation(
-            self._place, loss_fn is None, self._agreement, self._faults, self._groups, timeout_s
-        )
+            precision = Precision(precision or "float32", found.type, groups.job)
+        recorder = PassRecorder(is_on=record)
+        links = Messenger(groups.job, place.name, recorder, groups.ways, found)
+        self._context = RankContext(place, options, groups, faults, links, precision, recorder, found)
+        self._messages = links.messages
+        self._meeting = BatchNegotiation(place, loss_fn is None, self._agreement, faults, groups, timeout_s)
         self._calls = self._steps = 0
         self._is_closed = False
         self.calls: tuple[CollectiveCall, ...] = ()
@@ -222,7 +209,11 @@ class Trainer:
             self._waiting = model, optimizer
 
     def _placed(
-        self, model: nn.Module | Layered, optimizer: OptimizerOf, topology: Topology | str | None
+        self,
+        model: nn.Module | Layered,
+        optimizer: OptimizerOf,
+        topology: Topology | str | None,
+        device: torch.device,
     ) -> tuple[Topology | None, str]:
         """Find the place of this rank in a plan that fits; the fabric, and the plan in words.
 
@@ -234,7 +225,7 @@ class Trainer:
         if self.plan.is_divided:
             key = repr((self.plan, self._by_schedule))
             words = f"plan {hashlib.sha256(key.encode()).hexdigest()[:12]} of {self.plan.model}, "
-            options.check_divided(model, optimizer, self._device)
+            options.check_divided(model, optimizer, device)
             plan = self.plan.undivided(getattr(model, "depth", 1))
             self._place = RankAssignment.in_mesh(plan, rank)
         else:
@@ -314,7 +305,7 @@ class Trainer:
         batch, signature = self._meeting.batch(call, local, inputs, targets, training=training)
         executor, update = local.executor, local.update
         with self._faults.all_or_nothing(lambda: executor.doing, call):
-            self._recorder.start(self._groups.job)
+            self._context.recorder.start(self._groups.job)
             if training:
                 update.begin(batch.samples)
             executor.run(batch, signature, self._steps, update.unit or 1.0)
@@ -358,7 +349,7 @@ class Trainer:
     def timeline(self) -> Timeline:
         """What all ranks did in the last step, for a trainer that records; every rank calls it."""
         self._faults.refuse()
-        return self._recorder.timeline(self._groups.job)
+        return self._context.recorder.timeline(self._groups.job)
 
     def outputs(self) -> Any:
         """Those of the model for the last batch, of all samples in order, on every rank; every rank calls it.
@@ -398,8 +389,7 @@ class Trainer:
         self._faults.refuse()
         local.update.check_complete("weights must be loaded")
         shapes = checkpoints.shapes_of(local.whole.divide(0, local.whole.depth).state_dict())
-        with self._faults.all_or_nothing(lambda: "comparing weights", forgives=True), self._groups.patient():
-            checkpoints.together(self._groups.job, lambda: checkpoints.check_state(shapes, state))
+        self._context.together("comparing weights", lambda: checkpoints.check_state(shapes, state))
         with self._faults.all_or_nothing(lambda: "loading weights"), self._groups.patient():
             if self._place.assignments:
                 checkpoints.load_state(local.module, state)
@@ -425,7 +415,7 @@ class Trainer:
         local.update.check_complete("a checkpoint must be written")
 
         def entries() -> dict[str, Any]:
-            going = {"steps": self._steps, "scaler": self._precision.state_dict()}
+            going = {"steps": self._steps, "scaler": self._context.precision.state_dict()}
             return {**local.entries(), "trainer": going}
 
         with self._faults.all_or_nothing(lambda: f"saving {folder}", forgives=True), self._groups.patient():
@@ -444,14 +434,13 @@ class Trainer:
         self._faults.refuse()
         local, job = self._ready(), self._groups.job
         local.update.check_complete("a checkpoint must be loaded")
-        with self._faults.all_or_nothing(lambda: f"reading {folder}", forgives=True), self._groups.patient():
-            loading = checkpoints.together(job, lambda: local.loading(folder))
+        loading = self._context.together(f"reading {folder}", lambda: local.loading(folder))
         with self._faults.all_or_nothing(lambda: f"loading {folder}"), self._groups.patient():
             going = checkpoints.together(job, loading.load)
             local.loaded()
             self._steps = going.get("steps", self._steps)
             if going.get("scale") is not None:
-                self._precision.load_state_dict(going)
+                self._context.precision.load_state_dict(going)
 
     # ------------------------------------------------------------------ beginning and end
 
@@ -465,7 +454,7 @@ class Trainer:
         self._is_closed = True
         self._faults.leave(f"closed its trainer after {self._steps} steps")
         self._faults.end("the trainer was closed")
-        self._links.close()
+        self._context.links.close()
         self._groups.close()
         if self._local is not None:
             self._local.close()
@@ -473,7 +462,7 @@ class Trainer:
         # gloo's threads end with the last reference to their group. Any left when the interpreter ends would
         # abort the process ("terminate called without an active exception").
         self._local = None
-        del self._links, self._groups, self._precision, self._meeting, self._lines
+        del self._context, self._groups, self._meeting, self._lines
         gc.collect()
 
     def __enter__(self) -> Self:
@@ -504,24 +493,14 @@ class Trainer:
         self._waiting = None
 
     def _take(self, model: Layered, optimizer: OptimizerOf) -> None:
-        context = RankContext(
-            self._place,
-            self._options,
-            self._groups,
-            self._faults,
-            self._links,
-            self._precision,
-            self._recorder,
-            self._device,
-        )
         if not self.plan.is_divided:
-            self._local = LocalModel.of(model, optimizer, context)
+            self._local = LocalModel.of(model, optimizer, self._context)
         else:
             from arborcast.pipeline.run.intra.divided_model import DividedModel
 
             assert isinstance(model, Traced), "it was checked"
             self._local = divided = DividedModel.divided(
-                model, self.plan, self._by_schedule, optimizer, context
+                model, self.plan, self._by_schedule, optimizer, self._context
             )
             self.calls, self.crossing_bytes = divided.calls, divided.crossing_bytes
             self._lines = divided.lines

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
+from arborcast.pipeline.answers import kept
 from arborcast.pipeline.errors import PlanError
 from arborcast.synth.api import bound, solve
 from arborcast.synth.features import check_features
@@ -112,17 +113,16 @@ class LinkCosts:
         It is 0 where links do not connect them: the other ranks are busy and do not forward.
         """
         fragment, key = self._fragment(ranks)
-        if key not in self._rates:
-            self._rates[key] = bound(fragment, "allreduce").rate
-        return self._rates[key]
+        return kept(self._rates, key, lambda: bound(fragment, "allreduce").rate)
 
     def _scheduled_us(self, ranks: Sequence[int], size_bytes: int) -> float:
         fragment, key = self._fragment(ranks)
-        if (key, size_bytes) not in self._times_us:
-            if key not in self._schedules:
-                self._schedules[key] = solve(fragment, "allreduce")
-            self._times_us[key, size_bytes] = simulate(self._schedules[key], size_bytes).time_us
-        return self._times_us[key, size_bytes]
+
+        def simulated_us() -> float:
+            schedule = kept(self._schedules, key, lambda: solve(fragment, "allreduce"))
+            return simulate(schedule, size_bytes).time_us
+
+        return kept(self._times_us, (key, size_bytes), simulated_us)
 
     def _fragment(self, ranks: Sequence[int]) -> tuple[Topology, tuple[object, ...]]:
         """The links among these ranks, and what fragments at other places have in common with it if equal."""

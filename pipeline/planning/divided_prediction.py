@@ -24,7 +24,6 @@ from arborcast.pipeline.planning.memory_need import MemoryNeed, StageBytes, full
 from arborcast.pipeline.planning.plan_prediction import Prediction, predict
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.sharding.evaluation import fixed_bytes, readings, updates_ps
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.slices import Sliced
@@ -110,7 +109,6 @@ def _memory(
     stage, samples = joint.stages[number], sliced.graph.samples
     graph, chosen, setting = stage.priced.sharding.graph, stage.priced.sharding.chosen, stage.priced.setting
     whole = StageBytes.of(profile, (Segment(stage.start, stage.end, Treatment.KEEP),), samples)
-    assert isinstance(setting.prices, FabricPrices)
     alone = replace(setting, prices=replace(setting.prices, mesh=Mesh((), setting.prices.mesh.ranks[:1])))
     undivided = [next(iter(strategies(graph, it, alone)), None) for it in graph.operators]
     parameters, gradients, updated = _held(graph, chosen, setting)

@@ -23,10 +23,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from arborcast.pipeline.answers import kept
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.meshes import Mesh, row_of
@@ -132,30 +134,37 @@ class _Partial:
     Attributes:
         layer: the first of their first.
         place: the first of their ranks in the device order.
-        size: of the first one's ranks.
-        number: of stages.
+        stages: all of them.
         users: for each shared parameter with more users in front, the ranks so far.
         total: W summed up, with ties.
         longest: the largest W.
         ties_ps: of those that are complete.
-        behind: without the first stage; None of no stages.
-        stage: the first one; None until its sharding is found.
     """
 
     layer: int
     place: int
-    size: int
-    number: int
-    users: tuple[tuple[str, tuple[int, ...]], ...]
-    total: int
-    longest: int
-    ties_ps: int
-    behind: _Partial | None
-    stage: JointStage | None
+    stages: tuple[JointStage, ...] = ()
+    users: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    total: int = 0
+    longest: int = 0
+    ties_ps: int = 0
+
+    @property
+    def size(self) -> int:
+        """Of the first one's ranks; 0 of no stages."""
+        return len(self.stages[0].ranks) if self.stages else 0
 
     @property
     def key(self) -> object:
-        return self.layer, self.place, self.size, self.number, self.users
+        return self.layer, self.place, self.size, len(self.stages), self.users
+
+
+class _NewStage(NamedTuple):
+    """A stage in front of some, whose sharding is still to be found."""
+
+    layer: int
+    place: int
+    behind: _Partial
 
 
 @dataclass
@@ -179,29 +188,29 @@ class _StageSearch:
         best = min(known, key=lambda it: it.step_ps(), default=None)
         limit = math.inf if best is None else best.step_ps() * self.microbatches + self.microbatches - 1
         serial = count()
-        heap: list[tuple[int, int, _Partial]] = []
+        heap: list[tuple[int, int, _Partial | _NewStage]] = []
         seen: dict[object, list[tuple[int, int]]] = {}
 
         def lengthen(behind: _Partial) -> None:
             for least, longer in self.longer(behind, limit):
                 heapq.heappush(heap, (least, next(serial), longer))
 
-        lengthen(_Partial(self.depth, len(self.order), 0, 0, (), 0, 0, 0, None, None))
+        lengthen(_Partial(self.depth, len(self.order)))
         while heap:
             _, _, partial = heapq.heappop(heap)
-            if partial.stage is None:
+            if isinstance(partial, _NewStage):
                 found = self.found(partial)
                 if found is not None and self.limit(found) < limit:
                     heapq.heappush(heap, (self.limit(found), next(serial), found))
                 continue
             if partial.layer == 0:
-                return self.plan(partial)
+                return JointPlan(partial.stages, self.microbatches, partial.ties_ps)
             others = seen.setdefault(partial.key, [])
             mine = partial.total + self.microbatches * partial.ties_ps, partial.longest
             if any(a <= mine[0] and b <= mine[1] for a, b in others):
                 continue
             others.append(mine)
-            if partial.number != self.most_stages:
+            if len(partial.stages) != self.most_stages:
                 lengthen(partial)
         if best is not None:
             return best
@@ -209,7 +218,7 @@ class _StageSearch:
         assert error is not None, "some stage was tried"
         raise error
 
-    def longer(self, behind: _Partial, below: float) -> Iterator[tuple[int, _Partial]]:
+    def longer(self, behind: _Partial, below: float) -> Iterator[tuple[int, _NewStage]]:
         """With one more stage in front, and a limit, if that is lower than this."""
         for size in self.sizes:
             place = behind.place - size
@@ -225,21 +234,7 @@ class _StageSearch:
             longest = np.maximum(np.maximum(longest, least), behind.longest)
             limits = total + (self.microbatches - 1) * longest
             for at in np.flatnonzero(limits < below):
-                yield (
-                    int(limits[at]),
-                    _Partial(
-                        int(layers[at]),
-                        place,
-                        size,
-                        behind.number + 1,
-                        behind.users,
-                        behind.total,
-                        behind.longest,
-                        behind.ties_ps,
-                        behind,
-                        None,
-                    ),
-                )
+                yield int(limits[at]), _NewStage(int(layers[at]), place, behind)
 
     def limit(self, partial: _Partial) -> int:
         """No plan that ends with these stages has less."""
@@ -247,68 +242,46 @@ class _StageSearch:
         longest = max(partial.longest, int(self.rest.longest[partial.layer, partial.place]))
         return total + (self.microbatches - 1) * longest + self.microbatches * partial.ties_ps
 
-    def found(self, partial: _Partial) -> _Partial | None:
+    def found(self, new: _NewStage) -> _Partial | None:
         """With the sharding of its first stage, if there is one."""
-        behind = partial.behind
-        assert behind is not None
-        ranks = self.order[partial.place : behind.place]
-        in_flight = peak_in_flight(ORDER, behind.number, self.microbatches)
+        layer, place, behind = new
+        ranks = self.order[place : behind.place]
+        in_flight = peak_in_flight(ORDER, len(behind.stages), self.microbatches)
         try:
-            priced = self.prices.priced(partial.layer, behind.layer, ranks, in_flight)
+            priced = self.prices.priced(layer, behind.layer, ranks, in_flight)
         except MemoryShortError as error:
-            self.lack(error, partial, ranks, in_flight)
+            self.lack(error, f"[{layer}, {behind.layer})", ranks, in_flight)
             return None
         except PlanError as error:
             self.lacking = self.lacking or error
             return None
-        crossing = self.crossing_ps(behind, partial.size) if behind.size else 0
-        stage = JointStage(partial.layer, behind.layer, ranks, priced, crossing)
+        crossing = self.crossing_ps(behind, len(ranks)) if behind.size else 0
+        stage = JointStage(layer, behind.layer, ranks, priced, crossing)
         own = stage.total_ps(self.microbatches)
-        users, ties = self.ties(partial.layer, behind.layer, ranks, dict(partial.users))
-        return _Partial(
-            partial.layer,
-            partial.place,
-            partial.size,
-            partial.number,
-            users,
-            partial.total + own,
-            max(partial.longest, own),
-            partial.ties_ps + ties,
-            behind,
-            stage,
-        )
+        users, ties = self.ties(layer, behind.layer, ranks, dict(behind.users))
+        total, longest = behind.total + own, max(behind.longest, own)
+        stages = (stage, *behind.stages)
+        return _Partial(layer, place, stages, users, total, longest, behind.ties_ps + ties)
 
-    def lack(
-        self, error: MemoryShortError, partial: _Partial, ranks: tuple[int, ...], in_flight: int
-    ) -> None:
+    def lack(self, error: MemoryShortError, layers: str, ranks: tuple[int, ...], in_flight: int) -> None:
         if self.short is not None and self.short.least_bytes <= error.least_bytes:
             return
         limit = self.prices.memory_bytes
-        assert limit is not None and partial.behind is not None
+        assert limit is not None, "it is short of it"
         self.short = MemoryShortError(
             f"memory: rank {ranks[0]} must have at least {error.least_bytes} bytes, got {limit}: every plan "
-            f"is at least {error.least_bytes - limit} short; the closest has layers [{partial.layer}, "
-            f"{partial.behind.layer}) on ranks {', '.join(map(str, ranks))}, in flight: {in_flight}",
+            f"is at least {error.least_bytes - limit} short; the closest has layers {layers} on ranks "
+            f"{', '.join(map(str, ranks))}, in flight: {in_flight}",
             error.least_bytes,
         )
-
-    def plan(self, partial: _Partial) -> JointPlan:
-        stages, at = [], partial
-        while at.stage is not None:
-            stages.append(at.stage)
-            assert at.behind is not None
-            at = at.behind
-        return JointPlan(tuple(stages), self.microbatches, partial.ties_ps)
 
     def crossing_ps(self, behind: _Partial, size: int) -> int:
         """Of a microbatch, from a stage of so many ranks to the one behind it and back."""
         key = behind.layer, behind.place, behind.size, size
-        if key not in self.crossings:
-            # Sizes divide the number of ranks, so that parts are equal on every mesh: as in a row.
-            senders = row_of(self.order[behind.place - size : behind.place])
-            receivers = row_of(self.order[behind.place : behind.place + behind.size])
-            self.crossings[key] = crossing_ps(self.prices, self.network, behind.layer, senders, receivers)
-        return self.crossings[key]
+        # Sizes divide the number of ranks, so that parts are equal on every mesh: as in a row.
+        senders = row_of(self.order[behind.place - size : behind.place])
+        ends = behind.layer, senders, row_of(self.order[behind.place : behind.place + behind.size])
+        return kept(self.crossings, key, lambda: crossing_ps(self.prices, self.network, *ends))
 
     def ties(
         self, start: int, end: int, ranks: tuple[int, ...], users: dict[str, tuple[int, ...]]
@@ -352,10 +325,8 @@ class _Rest:
 
     def least(self, start: int, end: int, place: int, size: int) -> NDArray[np.int64]:
         """W at least of the layers from each in [start, end) to the end, on so many ranks from a place."""
-        if (place, size) not in self.sums:
-            ranks = self.search.order[place : place + size]
-            self.sums[place, size] = np.array(self.search.prices.limits_ps(ranks), dtype=np.int64)
-        sums = self.sums[place, size]
+        ranks = self.search.order[place : place + size]
+        sums = kept(self.sums, (place, size), lambda: np.array(self.search.prices.limits_ps(ranks)))
         least: NDArray[np.int64] = (sums[:, end, None] - sums[:, start:end]).min(axis=0)
         return least
 

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from arborcast.pipeline.answers import kept
 from arborcast.pipeline.planning.interop_search import JointPlan
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.sharding.evaluation import calls
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.bounds import bound
@@ -49,7 +49,6 @@ class LeastTimes:
         most = 0.0
         for stage in joint.stages:
             setting = stage.priced.setting
-            assert isinstance(setting.prices, FabricPrices)
             mesh = setting.prices.mesh
             took = 0.0
             for call in calls(sliced.stage(stage.start, stage.end), stage.priced.sharding.chosen, setting):
@@ -68,9 +67,9 @@ class LeastTimes:
         return max((float(limit.at(math.ceil(size_bytes))) for limit in limits), default=0.0)
 
     def _limit(self, kind: Kind, among: tuple[int, ...], group: tuple[int, ...]) -> TimeLimit:
-        if (kind, among, group) not in self._limits:
+        def found() -> TimeLimit:
             fragment = self.topology.subset(among)
             collective = Collective.on(fragment, kind, ranks=[among.index(rank) for rank in group])
-            found = time_limit(fragment, collective, bound(fragment, collective))
-            self._limits[kind, among, group] = found
-        return self._limits[kind, among, group]
+            return time_limit(fragment, collective, bound(fragment, collective))
+
+        return kept(self._limits, (kind, among, group), found)

@@ -248,8 +248,8 @@ def most_memory(plan: Plan, profile: Profile, *, batch: int, stage: int) -> Memo
     return range_memory(profile, plan.segments(stage), share, _in_flight(plan, stage), splits=splits)
 
 
-def check_memory(plan: Plan, profile: Profile, limit: Limit, *, batch: int) -> None:
-    """Raise where a rank needs more memory than it has, the reserve included.
+def check_memory(plan: Plan, profile: Profile, limit: Limit, *, batch: int, peer_bytes: int = 0) -> None:
+    """Raise where a rank needs more memory than it has, the reserve included; of groups as `plan_memory`.
 
     Raises:
         PlanError: says on which stage most is missing, how much, of what limit; or a rank has no limit.
@@ -257,7 +257,7 @@ def check_memory(plan: Plan, profile: Profile, limit: Limit, *, batch: int) -> N
     """
     limits = rank_limits(limit, plan.ranks)
     worst, message = 0, ""
-    needs = plan_memory(plan, profile, batch=batch)
+    needs = plan_memory(plan, profile, batch=batch, peer_bytes=peer_bytes)
     for index, (stage, memory) in enumerate(zip(plan.stages, needs, strict=True)):
         rank = min(stage.ranks, key=lambda it: (limits[it], it))
         missing = memory.total - usable(limits[rank])
@@ -274,9 +274,9 @@ def check_memory(plan: Plan, profile: Profile, limit: Limit, *, batch: int) -> N
         raise PlanError(message)
 
 
-def fits(plan: Plan, profile: Profile, limits: Mapping[int, int], *, batch: int) -> bool:
+def fits(plan: Plan, profile: Profile, limits: Mapping[int, int], *, batch: int, peer_bytes: int = 0) -> bool:
     """Whether `check_memory` would pass; every rank must have a limit."""
-    needs = plan_memory(plan, profile, batch=batch)
+    needs = plan_memory(plan, profile, batch=batch, peer_bytes=peer_bytes)
     return all(
         need.total <= usable(min(limits[it] for it in stage.ranks))
         for need, stage in zip(needs, plan.stages, strict=True)
@@ -284,14 +284,15 @@ def fits(plan: Plan, profile: Profile, limits: Mapping[int, int], *, batch: int)
 
 
 def memory_budgets(
-    plan: Plan, profile: Profile, limits: Mapping[int, int], *, batch: int
+    plan: Plan, profile: Profile, limits: Mapping[int, int], *, batch: int, peer_bytes: int = 0
 ) -> tuple[MemoryBudget, ...]:
     """What each stage of a plan has to make do with, where every stage is on ranks of its own."""
     rooms = []
     for index, stage in enumerate(plan.stages):
         memory = most_memory(plan, profile, batch=batch, stage=index)
         share = largest_share(batch, plan.microbatches, stage.replicas)
-        limit = usable(min(limits[it] for it in stage.ranks)) - (memory.total - memory.activations)
+        others = memory.total - memory.activations + peer_bytes * (stage.replicas - 1)
+        limit = usable(min(limits[it] for it in stage.ranks)) - others
         samples = batch / plan.microbatches / stage.replicas
         rooms.append(MemoryBudget(share, samples, _in_flight(plan, index), limit))
     return tuple(rooms)

@@ -15,10 +15,13 @@ from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order import ORDERS
+from arborcast.pipeline.planning.activation_search import MemoryBudget
 from arborcast.pipeline.planning.memory_need import (
     Limit,
     check_memory,
+    fits,
     largest_share,
+    memory_budgets,
     peak_in_flight,
     range_memory,
     rank_limits,
@@ -88,6 +91,41 @@ class PlanningProblem:
         on, model = self.network.topology, self.profile.model
         return Plan(stages, self.microbatches, order, recompute, topology=on, model=model, method=method)
 
+    @cached_property
+    def limits(self) -> dict[int, int] | None:
+        """Bytes of memory of each rank; None for no limit.
+
+        Raises:
+            PlanError: one is not positive, or missing.
+        """
+        return None if self.memory_bytes is None else rank_limits(self.memory_bytes, self.ranks)
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether a plan fits into memory, the buffers of its replicas' groups included."""
+        limits, peer_bytes = self.limits, self.network.peer_bytes
+        return limits is None or fits(plan, self.profile, limits, batch=self.batch, peer_bytes=peer_bytes)
+
+    def check_memory(self, plan: Plan) -> None:
+        """Raise where it does not.
+
+        Raises:
+            PlanError: says by how much, and on which stage.
+            BatchError: some replica would have no sample.
+        """
+        if self.memory_bytes is not None:
+            limit, peer_bytes = self.memory_bytes, self.network.peer_bytes
+            check_memory(plan, self.profile, limit, batch=self.batch, peer_bytes=peer_bytes)
+
+    def budgets(self, plan: Plan) -> tuple[MemoryBudget, ...]:
+        """What its stages have to make do with, where memory is limited."""
+        assert self.limits is not None, "the caller asked"
+        peer_bytes = self.network.peer_bytes
+        return memory_budgets(plan, self.profile, self.limits, batch=self.batch, peer_bytes=peer_bytes)
+
+    def time_us(self, plan: Plan, network: LinkCosts | None = None) -> float:
+        """Of a simulated step; over other links if there are any."""
+        return simulate(plan, self.profile, network or self.network, batch=self.batch).time_us
+
     def fitted(self, candidates: Iterable[Plan]) -> Plan:
         """The first plan whose every stage fits into memory.
 
@@ -99,8 +137,7 @@ class PlanningProblem:
         for plan in candidates:
             plan.microbatch_sizes(self.batch)
             try:
-                if self.memory_bytes is not None:
-                    check_memory(plan, self.profile, self.memory_bytes, batch=self.batch)
+                self.check_memory(plan)
             except PlanError as error:
                 refusal = error
             else:
@@ -121,13 +158,13 @@ class PlanningProblem:
         if len(several) == 1:
             return several[0]
         network = replace(self.network, by_schedule=True)
-        return min(several, key=lambda it: simulate(it, self.profile, network, batch=self.batch).time_us)
+        return min(several, key=lambda it: self.time_us(it, network))
 
     def range_fits(self, *, recompute: bool, order: str = "1f1b") -> RangeFits:
         """What dynamic programs over ranges of layers ask of memory, for a pipeline in this order."""
-        if self.memory_bytes is None:
+        limits = self.limits
+        if limits is None:
             return lambda start, end, replicas, behind: True
-        limits = rank_limits(self.memory_bytes, self.ranks)
         treatment = Treatment.RECOMPUTE if recompute else Treatment.KEEP
 
         @cache
@@ -135,7 +172,8 @@ class PlanningProblem:
             share = largest_share(self.batch, self.microbatches, replicas)
             in_flight = peak_in_flight(order, behind, self.microbatches)
             layers = (Segment(start, end, treatment),)
-            return range_memory(self.profile, layers, share, in_flight, splits=ORDERS[order].splits).total
+            own = range_memory(self.profile, layers, share, in_flight, splits=ORDERS[order].splits)
+            return own.total + self.network.peer_bytes * (replicas - 1)
 
         return lambda start, end, replicas, behind: (
             needed(start, end, len(replicas), behind) <= usable(min(limits[rank] for rank in replicas))

@@ -7,14 +7,16 @@ Whether any of it is worth it, the simulator says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
+import numpy as np
+
 from arborcast.pipeline.costs.saved_bytes import Treatment
 from arborcast.pipeline.order import ORDERS
-from arborcast.pipeline.planning.tables import LayerTables
+from arborcast.pipeline.planning.tables import Floats, LayerTables
 from arborcast.pipeline.stages import Plan, Stage
 
 MOST_EACH = 4
@@ -63,39 +65,32 @@ def derived(
 def _cut(ranks: dict[int, tuple[int, ...]], layers: LayerTables, samples: float) -> tuple[Stage, ...] | None:
     """All layers in as many stages, whose passes of a microbatch take as little as can be at most."""
     bounds = (0, *layers.cuts, layers.profile.depth)
-    fixed, each = (a + b for a, b in zip(layers.forward, layers.backward, strict=True))
-    times = {len(it): (fixed + samples / len(it) * each).tolist() for it in ranks.values()}
-
-    def cost(stage: int, start: int, end: int) -> float:
-        return float(times[len(ranks[stage])][bounds[start]][bounds[end]])
-
     if len(bounds) - 1 < len(ranks):
         return None
-    found = _balanced(cost, len(bounds) - 1, len(ranks))
+    fixed, each = (
+        (a + b)[np.ix_(bounds, bounds)] for a, b in zip(layers.forward, layers.backward, strict=True)
+    )
+    found = _balanced([fixed + samples / len(ranks[stage]) * each for stage in range(len(ranks))])
     return tuple(Stage(bounds[a], bounds[b], ranks[stage]) for stage, (a, b) in enumerate(found))
 
 
-def _balanced(cost: Callable[[int, int, int], float], depth: int, parts: int) -> tuple[tuple[int, int], ...]:
-    """The ranges [start, end) of `parts` consecutive parts of the layers, the dearest as cheap as possible.
+def _balanced(costs: Sequence[Floats]) -> tuple[tuple[int, int], ...]:
+    """The ranges [start, end) of consecutive parts of the layers, the dearest as cheap as possible.
 
-    What a part costs may depend on which it is: `cost(part, start, end)`. (`model.balance` is for sums.)
-    A dynamic program over (part, layers so far): O(parts depth^2) costs. Of equals, the later cuts.
+    What a part costs may depend on which it is. (`model.balance` is for sums.) A dynamic program over (part,
+    layers so far): O(parts depth^2). Of equals, the later cuts.
+
+    Args:
+        costs: of each part, by [start, end].
     """
-    least = [0.0, *[inf] * depth]  # by the number of layers in the parts so far
-    cuts: list[list[int]] = []
-    for part in range(parts):
-        found, cut = [inf] * (depth + 1), [0] * (depth + 1)
-        last = part == parts - 1
-        for end in [depth] if last else range(part + 1, depth - (parts - 1 - part) + 1):
-            for start in range(end - 1, part - 1, -1):
-                if least[start] >= found[end]:
-                    continue  # this range cannot improve it
-                now = max(least[start], cost(part, start, end))
-                if now < found[end]:
-                    found[end], cut[end] = now, start
-        least = found
-        cuts.append(cut)
+    depth = len(costs[0]) - 1
+    least = np.array([0.0, *[inf] * depth])  # by the number of layers in the parts so far
+    cuts = []
+    for cost in costs:
+        table = np.where(np.tri(depth + 1, dtype=bool), inf, np.maximum(least[:, None], cost))
+        least = table.min(axis=0)
+        cuts.append(depth - table[::-1].argmin(axis=0))
     bounds = [depth]
     for cut in reversed(cuts):
-        bounds.append(cut[bounds[-1]])
+        bounds.append(int(cut[bounds[-1]]))
     return tuple(pairwise(reversed(bounds)))

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from arborcast.pipeline.costs.devices import DeviceRates, device_named, reserving, usable, with_reserve
 from arborcast.pipeline.costs.link_costs import LinkCosts
+from arborcast.pipeline.costs.saved_bytes import Segment, Treatment, held_bytes
 from arborcast.pipeline.errors import MemoryShortError, PlanError
-from arborcast.pipeline.meshes import Mesh
 from arborcast.pipeline.planning.device_order import device_order
 from arborcast.pipeline.planning.divided_prediction import predict_divided
 from arborcast.pipeline.planning.interop_search import (
@@ -31,16 +31,16 @@ from arborcast.pipeline.planning.interop_search import (
 )
 from arborcast.pipeline.planning.memory_need import peak_in_flight
 from arborcast.pipeline.planning.plan_prediction import Prediction, predict
-from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.sharding.evaluation import cost_of
 from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.layouts import LAYOUTS, data_parallel
-from arborcast.pipeline.sharding.mesh_choice import graph_of_microbatch
-from arborcast.pipeline.sharding.plan_strategies import stage_sharding, strategies_of
+from arborcast.pipeline.sharding.mesh_choice import divided_plan, divided_stage, graph_of_microbatch
+from arborcast.pipeline.sharding.plan_strategies import strategies_of
 from arborcast.pipeline.sharding.sharding_program import Sharding
 from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.pipeline.sharding.stage_prices import PricedStage, StagePrices
-from arborcast.pipeline.stages import Plan, Stage, check_topology
+from arborcast.pipeline.stages import Plan, check_topology
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
@@ -140,28 +140,43 @@ class ShardedChoice:
             raise PlanError(f"{name}: there is no such plan: {way.why_not}")
         if not way.is_divided and not divided:
             return replicas_of(way.scheduled, self.sliced, self.topology, name)
-        graph = self.sliced.graph
-        stages = []
-        for stage in way.scheduled.stages:
-            mesh = Mesh(stage.priced.setting.sizes, stage.ranks)
-            own = self.sliced.stage(stage.start, stage.end)
-            sharding = stage_sharding(own, stage.priced.sharding.chosen, mesh)
-            stages.append(Stage.divided(stage.start, stage.end, sharding))
-        return Plan(
-            stages,
-            self.microbatches,
-            topology=self.topology,
-            model=graph.name,
-            method=name,
-            batch=graph.samples * self.microbatches,
-            whole=tuple(graph.unknown),
-        )
+        stages = [
+            divided_stage(it.start, it.end, self.sliced.stage(it.start, it.end), it.priced, it.ranks)
+            for it in way.scheduled.stages
+        ]
+        return divided_plan(stages, self.sliced.graph, self.microbatches, self.topology, name)
 
 
 def state_ratio(profile: Profile) -> Fraction:
     """Bytes of the optimizer's state for each byte of trained weights."""
     trained = sum(it.gradient_bytes for it in profile.layers)
     return Fraction(profile.optimizer_bytes(0, profile.depth), max(trained, 1)).limit_denominator(100)
+
+
+def as_one_layer(profile: Profile) -> Profile:
+    """The whole model as one layer."""
+    depth, kept = profile.depth, profile.kept_bytes(0, profile.depth)
+    held = held_bytes(profile, (Segment(0, depth, Treatment.KEEP),), profile.samples, 1)
+    times = ("forward_us", "backward_us", "forward_fixed_us", "backward_fixed_us")
+    sums = {name: sum(getattr(it, name) for it in profile.layers) for name in times}
+    whole = Layer(
+        name=profile.model or "model",
+        **sums,
+        output_bytes=profile.layers[-1].output_bytes,
+        saved_bytes=kept,
+        parameter_bytes=profile.parameter_bytes(0, depth),
+        gradient_bytes=profile.gradient_bytes(0, depth),
+        optimizer_bytes=profile.optimizer_bytes(0, depth),
+        weights_us=sum(it.weights_share * it.backward_us for it in profile.layers),
+        split_us=sum(it.split_us for it in profile.layers),
+        split_bytes=sum(it.split_bytes for it in profile.layers),
+        tail_bytes=profile.layers[-1].tail_bytes,
+        split_working_bytes=max(it.split_working_bytes for it in profile.layers),
+        working_bytes=held - kept,
+        update_bytes=profile.update_bytes(0, depth),
+        update_us=profile.update_us([(0, depth)]),
+    )
+    return Profile(profile.model, profile.samples, (whole,), (), profile.source, profile.crowding)
 
 
 def replicas_of(joint: JointPlan, sliced: Sliced, topology: Topology, method: str) -> Plan:
@@ -375,7 +390,7 @@ def shard_in_stages(
         graph, profile = replace(graph, name=name), replace(profile, model=name)
     limit = on.memory_bytes if memory_bytes is None else memory_bytes
     if given is not None:
-        profile = profile if by_layer else profile.as_one_layer()
+        profile = profile if by_layer else as_one_layer(profile)
         return given_choice(given, graph, topology, on, profile, memory_bytes=limit)
     return choose_both(
         graph, topology, on, profile, microbatches=microbatches, memory_bytes=limit, stages=stages

@@ -12,12 +12,10 @@ from dataclasses import replace
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.device_order import device_order
-from arborcast.pipeline.planning.memory_need import rank_limits
 from arborcast.pipeline.planning.planning_problem import PlanningProblem
 from arborcast.pipeline.planning.stage_dp import PartitionProblem, partitions
 from arborcast.pipeline.planning.stage_search import plan_of
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
-from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan
 
 
@@ -41,12 +39,12 @@ def spp(problem: PlanningProblem) -> Plan:
     def planned(question: PartitionProblem) -> Plan | None:
         found = partitions(layers, devices, question, min(profile.depth, len(ranks)), published=True)
         plans = [plan_of(question, it, network, profile) for it in found.values()]
-        best = min(plans, key=lambda it: simulate(it, profile, network, batch=batch).time_us, default=None)
+        best = min(plans, key=problem.time_us, default=None)
         return best and replace(best, method="spp as published")
 
     questions = [free]
-    if problem.memory_bytes is not None:
-        limits = tuple(rank_limits(problem.memory_bytes, ranks).values())
+    if problem.limits is not None:
+        limits = tuple(problem.limits.values())
         questions += [replace(free, limits=limits, recompute=again) for again in (False, True)]
     found = [plan for plan in map(planned, questions) if plan is not None]
     if not found:

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import inf
-from typing import Protocol
 
 import numpy as np
 
@@ -126,7 +125,7 @@ def partitions(
     chosen = None if fit is None or question.menu is None else _ByLayer(layers, fit, question, question.menu)
     stage = _stage_us(layers, devices, question)
     while True:
-        added = chosen or fit or _Nothing(layers, devices)
+        added = chosen or fit or _Added(layers, devices)
         found = _solved(devices, boundary, stage, added, most_stages, every_rank=published)
         if chosen is not None and chosen.find(found):
             continue
@@ -151,29 +150,19 @@ def closest_to_fitting(
     return min(there, key=lambda partition: partition.value_us, default=None)
 
 
-class _Added(Protocol):
-    """What stages cost beyond the time of their passes and allreduces.
+class _Added:
+    """What stages cost beyond the time of their passes and allreduces: nothing where memory is not limited.
 
     Attributes:
         kinds: of each place; all of a kind are alike.
     """
 
-    kinds: Integers
-
-    def added(self, behind: int) -> Floats:
-        """By [start, end, kind], with so many stages behind."""
-        ...
-
-
-class _Nothing:
-    """Where memory is not limited."""
-
     def __init__(self, layers: LayerTables, devices: DeviceTables) -> None:
-        self.kinds = np.zeros(len(devices.replicas), dtype=np.int64)
+        self.kinds: Integers = np.zeros(len(devices.replicas), dtype=np.int64)
         self._none = np.zeros((layers.profile.depth, layers.profile.depth + 1, 1))
 
     def added(self, behind: int) -> Floats:
-        """Nothing."""
+        """By [start, end, kind], with so many stages behind."""
         return self._none
 
 
@@ -273,7 +262,7 @@ def _one_more(stage: Floats, added: Floats, kinds: Integers, onwards: Floats) ->
     return least
 
 
-class _MemoryFit:
+class _MemoryFit(_Added):
     """Which stages fit into memory, by the number of microbatches that they keep.
 
     Attributes:
@@ -285,7 +274,7 @@ class _MemoryFit:
     def __init__(self, layers: LayerTables, devices: DeviceTables, question: PartitionProblem) -> None:
         assert question.limits is not None
         self.question = question
-        self.needs = Needs(layers, question, len(devices.order))
+        self.needs = Needs(layers, question, len(devices.order), devices.network.peer_bytes)
         limits = [
             usable(min(question.limits[it] for it in devices.ranks(at)))
             for at in range(len(devices.replicas))
@@ -326,7 +315,7 @@ class _Missing(_MemoryFit):
         return missing
 
 
-class _ByLayer:
+class _ByLayer(_Added):
     """What the best choice for each stage adds to a microbatch: a lower limit until `find` makes it exact."""
 
     def __init__(
@@ -403,8 +392,8 @@ class Needs:
     """Bytes that a rank needs for layers [start, end) with 1, 2, ... replicas, as `memory.stage_memory`.
 
     Attributes:
-        fixed: weights, gradients, optimizer, messages, and what is there once for all microbatches, by
-            [start, end, replicas - 1].
+        fixed: weights, gradients, optimizer, messages, buffers of the replicas' group, and what is there once
+            for all microbatches, by [start, end, replicas - 1].
         each: what every microbatch in flight adds.
         crossing: the part of `each` that is not activations: messages, and what is left between the halves
             of a split backward pass.
@@ -412,7 +401,9 @@ class Needs:
         update: what the update needs, when none is in flight.
     """
 
-    def __init__(self, layers: LayerTables, question: PartitionProblem, ranks: int) -> None:
+    def __init__(
+        self, layers: LayerTables, question: PartitionProblem, ranks: int, peer_bytes: int = 0
+    ) -> None:
         largest = -(-question.batch // question.microbatches)
         share = -(-largest // np.arange(1, ranks + 1))
         samples = layers.profile.samples
@@ -424,13 +415,13 @@ class Needs:
         if ORDERS[question.order].splits:
             between = np.ceil(layers.split_bytes[:, :, None] * share / samples).astype(np.int64)
             crossing = crossing + between
-        fixed = layers.fixed_bytes[:, :, None] + 4 * inputs + outputs
+        lasting = layers.fixed_bytes[:, :, None] + peer_bytes * np.arange(ranks)
+        fixed = lasting + 4 * inputs + outputs
         self.fixed: Integers = fixed + self.working
-        update = layers.fixed_bytes + layers.update_bytes
-        self.update: Integers = np.broadcast_to(update[:, :, None], self.fixed.shape)
+        self.update: Integers = lasting + layers.update_bytes[:, :, None]
         self.each: Integers = saved + crossing
         if question.recompute:
-            self.fixed = self.fixed + np.maximum(saved - inputs, 0)
+            self.fixed = fixed + np.maximum(saved + self.working - inputs, 0)
             self.each = inputs + crossing
         self.crossing = crossing
 

@@ -19,7 +19,7 @@ from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.activation_search import ActivationOptions
 from arborcast.pipeline.planning.device_order import device_order, transposed
 from arborcast.pipeline.planning.estimate import StepCosts, estimates_us, step_costs
-from arborcast.pipeline.planning.memory_need import check_memory, fits, memory_budgets
+from arborcast.pipeline.planning.planning_problem import PlanningProblem
 from arborcast.pipeline.planning.schedule_variants import MOST_EACH, derived
 from arborcast.pipeline.planning.stage_dp import (
     PartitionProblem,
@@ -30,7 +30,6 @@ from arborcast.pipeline.planning.stage_dp import (
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.lower_bound import least_us
-from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan, Stage
 
 FEW = 12
@@ -112,9 +111,10 @@ def search(profile: Profile, network: LinkCosts, choices: SearchSpace, *, simula
     """
     searched = choices.searched
     own = [it for it in searched if it in choices.orders]
-    race = _PlanRace(profile, network, choices)
+    limits = None if choices.limits is None else dict(enumerate(choices.limits))
+    race = _PlanRace(PlanningProblem(profile, network, choices.batch, 1, limits), choices)
     if not own:
-        plans = _SearchQueue(race.known, network, replace(choices, orders=searched)).plans()
+        plans = _SearchQueue(race, replace(choices, orders=searched)).plans()
         made = (it for _, plan in _different(plans) for it in race.derived(plan))
         for plan in islice(made, simulated):
             race.run(plan)
@@ -124,18 +124,20 @@ def search(profile: Profile, network: LinkCosts, choices: SearchSpace, *, simula
         for plan in race.derived(base, most_each=2):
             if race.best is None or least_us(plan, profile, batch=choices.batch) < race.best[0][0]:
                 race.run(plan)
-    return _closest(profile, network, choices) if race.best is None else race.best[1]
+    return _closest(race) if race.best is None else race.best[1]
 
 
 class _PlanRace:
     """Plans that are simulated one after another.
 
     Attributes:
+        problem: with any number of microbatches.
         best: the fastest so far.
     """
 
-    def __init__(self, profile: Profile, network: LinkCosts, choices: SearchSpace) -> None:
-        self.profile, self.network, self.choices = profile, network, choices
+    def __init__(self, problem: PlanningProblem, choices: SearchSpace) -> None:
+        profile, network = problem.profile, problem.network
+        self.problem, self.network, self.choices = problem, network, choices
         self.layers = LayerTables(profile, choices.keep_ties_together)
         self.known = _Known(
             self.layers,
@@ -156,10 +158,10 @@ class _PlanRace:
 
     def run(self, plan: Plan) -> bool:
         """Simulate a plan; whether it is the fastest, or would be if allreduces cost their bytes only."""
-        has_sums = len(plan.ranks) > len(plan.workers) or self.profile.ties_across(plan.cuts)
+        has_sums = len(plan.ranks) > len(plan.workers) or self.problem.profile.ties_across(plan.cuts)
         is_near = False
         for costs in self._costs if has_sums else self._costs[1:]:  # schedules only for plans fast without
-            time_us = simulate(plan, self.profile, costs, batch=self.choices.batch).time_us
+            time_us = self.problem.time_us(plan, costs)
             place = self.choices.orders.index(plan.order)
             found: Ranked = (_rounded(time_us), place, plan.microbatches), plan
             is_exact = costs is self._costs[1]
@@ -175,7 +177,19 @@ class _PlanRace:
         """What fits of a plan's ranks and microbatches in other orders."""
         if plan.max_in_flight is None:
             made = derived(plan, self.layers, self.choices.made, self.choices.batch, most_each)
-            yield from (it for it in made if _fits(it, self.profile, self.choices))
+            yield from filter(self.problem.fits, made)
+
+    def fitting(self, plan: Plan) -> Plan | None:
+        """With what becomes of results chosen anew, if that is by layer; None where it does not fit."""
+        menu = self.choices.menu
+        if self.choices.limits is None or menu is None:
+            return plan if self.problem.fits(plan) else None
+        found = [
+            self.layers.choice(stage.start, stage.end, menu, room)
+            for stage, room in zip(plan.stages, self.problem.budgets(plan), strict=True)
+        ]
+        segments = [choice.segments for choice in found if choice is not None]
+        return None if len(segments) < len(found) else with_segments(plan, segments, menu)
 
 
 def _search(race: _PlanRace, orders: tuple[str, ...], simulated: int) -> None:
@@ -190,32 +204,14 @@ def _search(race: _PlanRace, orders: tuple[str, ...], simulated: int) -> None:
     partitions tell by the closed form which of the other groups are worth it.
     """
     choices = race.choices
-    space = race.space = _SearchQueue(race.known, race.network, replace(choices, orders=orders))
+    space = race.space = _SearchQueue(race, replace(choices, orders=orders))
     for estimate_us, plan in islice(_different(space.plans()), simulated):
         if race.best is not None and estimate_us > race.best[0][0]:
             break
         if race.run(plan):
             assert race.best is not None, "one was run"
-            for narrower in _narrower(plan, race.layers, choices, race.best[0][0]):
+            for narrower in _narrower(plan, race, race.best[0][0]):
                 race.run(narrower)
-
-
-def _fits(plan: Plan, profile: Profile, choices: SearchSpace) -> bool:
-    limits = choices.limits
-    return limits is None or fits(plan, profile, dict(enumerate(limits)), batch=choices.batch)
-
-
-def _fitting(plan: Plan, layers: LayerTables, choices: SearchSpace) -> Plan | None:
-    """A plan with what becomes of results chosen anew, if that is by layer; None where it does not fit."""
-    if choices.limits is None or choices.menu is None:
-        return plan if _fits(plan, layers.profile, choices) else None
-    rooms = memory_budgets(plan, layers.profile, dict(enumerate(choices.limits)), batch=choices.batch)
-    found = [
-        layers.choice(stage.start, stage.end, choices.menu, room)
-        for stage, room in zip(plan.stages, rooms, strict=True)
-    ]
-    segments = [choice.segments for choice in found if choice is not None]
-    return None if len(segments) < len(found) else with_segments(plan, segments, choices.menu)
 
 
 def with_segments(plan: Plan, segments: Sequence[Segments], menu: ActivationOptions) -> Plan:
@@ -225,24 +221,24 @@ def with_segments(plan: Plan, segments: Sequence[Segments], menu: ActivationOpti
     return replace(plan, stages=stages, recompute=False, offload_gbps=menu.offload_gbps if offloads else None)
 
 
-def _narrower(plan: Plan, layers: LayerTables, choices: SearchSpace, most_us: float) -> Iterator[Plan]:
+def _narrower(plan: Plan, race: _PlanRace, most_us: float) -> Iterator[Plan]:
     """A plan with fewer replicas of a stage, which latency can make faster, unless passes alone take longer.
 
     The dynamic program knows the bytes of allreduces only.
     """
-    profile = layers.profile
+    profile = race.problem.profile
     for index, stage in enumerate(plan.stages):
         once = sum(
             it.forward_us - it.forward_fixed_us + it.backward_us - it.backward_fixed_us
             for it in profile.layers[stage.start : stage.end]
         )
-        passes_us = once * choices.batch / profile.samples
+        passes_us = once * race.choices.batch / profile.samples
         for replicas in range(stage.replicas - 1, 0, -1):
             if passes_us / replicas >= most_us:
                 break
             fewer = Stage(stage.start, stage.end, stage.ranks[:replicas])
             made = replace(plan, stages=(*plan.stages[:index], fewer, *plan.stages[index + 1 :]))
-            fitting = _fitting(made, layers, choices)
+            fitting = race.fitting(made)
             if fitting is not None:
                 yield fitting
 
@@ -316,11 +312,9 @@ class _SearchQueue:
     and solving its group under the memory limit if it breaks that. Until then its estimate is too low.
     """
 
-    def __init__(self, known: _Known, network: LinkCosts, choices: SearchSpace) -> None:
-        self.choices = choices
-        self.known, self.layers, self.devices = known, known.layers, known.devices
-        self.profile = known.layers.profile
-        self.network = network
+    def __init__(self, race: _PlanRace, choices: SearchSpace) -> None:
+        self.choices, self.problem = choices, race.problem
+        self.known, self.layers, self.devices = race.known, race.layers, race.known.devices
         self.opened: dict[SearchKey, None] = {}
         self.limited: set[SearchKey] = set()  # solved under the limits
         self.queue: list[tuple[float, int, int, int, _QueuedKey]] = []
@@ -338,8 +332,8 @@ class _SearchQueue:
                 partition = self._solved(group).get(entry.stages)
                 if partition is None:
                     continue
-                plan = plan_of(group.question, partition, self.network, self.profile)
-                if not self._fits(entry, plan):
+                plan = plan_of(group.question, partition, self.problem.network, self.problem.profile)
+                if not (entry.limited or self.problem.fits(plan)):
                     self.limited.add(group)
                     self._push_plans(group)
                 elif not partition.exact or partition.value_us != entry.value_us:
@@ -365,7 +359,7 @@ class _SearchQueue:
                     costs = self._costs(partition, False, [count])
                     busy = costs.forward.most + costs.backward.most + costs.allreduce
                     least_us = float(busy.max() + (costs.forward.one + costs.forth.one).sum())
-                    plan = plan_of(question, partition, self.network, self.profile)
+                    plan = plan_of(question, partition, self.problem.network, self.problem.profile)
                     found.append((_rounded(least_us), count, plan))
         shapes: dict[object, Plan] = {}  # device orders aside, of which the better one comes first
         for _, count, plan in sorted(found, key=lambda it: it[:2]):
@@ -400,9 +394,6 @@ class _SearchQueue:
             group = SearchKey(group.devices, question)
         self.opened[group] = None
         return self.known.partitions(group, again=again)
-
-    def _fits(self, entry: _QueuedKey, plan: Plan) -> bool:
-        return entry.limited or _fits(plan, self.profile, self.choices)
 
     def _costs(self, partition: PlacedStages, recompute: bool, counts: Sequence[int]) -> StepCosts:
         batch = self.choices.batch
@@ -464,7 +455,7 @@ def plan_of(
     return with_segments(plan, partition.segments, question.menu)
 
 
-def _closest(profile: Profile, network: LinkCosts, choices: SearchSpace) -> Plan:
+def _closest(race: _PlanRace) -> Plan:
     """The plan that comes closest to the memory that there is; programs reckon with the most that it needs.
 
     Where results are treated by layer it is the closest of those that keep all or recompute all, and in its
@@ -473,30 +464,29 @@ def _closest(profile: Profile, network: LinkCosts, choices: SearchSpace) -> Plan
     Raises:
         PlanError: it does not fit; it says what is missing.
     """
+    problem, layers, choices, menu = race.problem, race.layers, race.choices, race.choices.menu
     if choices.limits is None:  # a pipeline without replicas in 1F1B is always possible
         raise _too_few(choices)
-    layers = LayerTables(profile, choices.keep_ties_together)
-    devices = DeviceTables(network, device_order(network.topology))
+    devices = race.known.devices[0]
     closest: tuple[float, Plan] | None = None
-    limits, menu = dict(enumerate(choices.limits)), choices.menu
     ways = (False, True) if menu is not None and menu.recompute else choices.recompute
     for microbatches, order, recompute in product(choices.microbatches, choices.searched, ways):
         question = choices.question(microbatches, order, recompute)
         partition = closest_to_fitting(layers, devices, question, choices.stages)
         if partition is not None and (closest is None or partition.value_us < closest[0]):
-            closest = partition.value_us, plan_of(question, partition, network, profile)
+            closest = partition.value_us, plan_of(question, partition, problem.network, problem.profile)
     assert closest is not None
     plan = closest[1]
     if menu is not None:
-        rooms = zip(plan.stages, memory_budgets(plan, profile, limits, batch=choices.batch), strict=True)
         least = [
-            layers.units(menu, room).least_memory(it.start, it.end, room.in_flight) for it, room in rooms
+            layers.units(menu, room).least_memory(it.start, it.end, room.in_flight)
+            for it, room in zip(plan.stages, problem.budgets(plan), strict=True)
         ]
         plan = with_segments(plan, least, menu)
     if choices.made == choices.orders:  # 1F1B may fit where they do not
         plan = next(derived(plan, layers, choices.made, choices.batch), plan)
     try:
-        check_memory(plan, profile, limits, batch=choices.batch)
+        problem.check_memory(plan)
     except PlanError as error:
         how = f"{len(plan.stages)} stages, {plan.microbatches} microbatches, order {plan.order}"
         raise PlanError(f"no plan fits into memory; the closest one ({how}) does not: {error}") from error

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from arborcast.pipeline.answers import kept
 from arborcast.pipeline.costs.link_costs import BYTES_PER_US, LinkCosts
 from arborcast.pipeline.planning.activation_search import (
     ActivationOptions,
@@ -147,19 +148,17 @@ class LayerTables:
     def units(self, menu: ActivationOptions, room: MemoryBudget) -> Units:
         """What units cost with microbatches of this size, found once."""
         key = menu, room.share, room.samples
-        if key not in self._units:
-            self._units[key] = Units(self.profile, *key)
-        return self._units[key]
+        return kept(self._units, key, lambda: Units(self.profile, *key))
 
     def choice(
         self, start: int, end: int, menu: ActivationOptions, room: MemoryBudget
     ) -> ActivationPolicy | None:
         """What becomes of the results of the layers [start, end), found once for equal layers."""
         key = self._alike[max(start - 1, 0) : end], start > 0, menu, room
-        if key not in self._choices:
-            found = self.units(menu, room).choice(start, end, room.in_flight, room.limit)
-            self._choices[key] = start, found
-        first, choice = self._choices[key]
+        units = self.units(menu, room)
+        first, choice = kept(
+            self._choices, key, lambda: (start, units.choice(start, end, room.in_flight, room.limit))
+        )
         return choice if choice is None or first == start else choice.moved(start - first)
 
     @cached_property
@@ -317,7 +316,8 @@ class DeviceTables:
 
     def _crossing(self, *, backward: bool) -> BoundaryCosts:
         latencies, us_per_byte = self._paths
-        used, flows = self._flows
+        flows = self._flows
+        used = flows > 0
         if backward:  # as if the ranks behind each boundary were the receivers still
             latencies, us_per_byte = latencies.T, us_per_byte.transpose(1, 0, 2)
         count = len(self.order)
@@ -344,15 +344,15 @@ class DeviceTables:
         )
 
     @cached_property
-    def _flows(self) -> tuple[NDArray[np.bool_], Floats]:
-        """For each boundary, by both positions: whether there is a message forth; what share it has."""
+    def _flows(self) -> Floats:
+        """For each boundary, by both positions: the share of the message forth; 0 where there is none."""
         count, boundaries = len(self.order), len(self.sender)
         flows = np.zeros((boundaries, count, count))
         for index, (one, other) in enumerate(zip(self.sender.tolist(), self.receiver.tolist(), strict=True)):
             senders, receivers = int(self.replicas[one]), int(self.replicas[other])
             start, middle = self.first[one], self.first[other]
             flows[index, start:middle, middle : middle + receivers] = _shares(senders, receivers)
-        return flows > 0, flows
+        return flows
 
     @cached_property
     def _paths(self) -> tuple[Floats, Floats]:

@@ -14,10 +14,10 @@ stays.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeAlias
 
@@ -92,13 +92,13 @@ class TreatedPasses:
         contexts: of recomputed segments.
 
     Attributes:
-        host: what was offloaded.
+        moved_bytes: of results that were offloaded so far.
     """
 
     module: nn.Module
     segments: Segments
     contexts: Contexts
-    host: HostMemory = field(init=False)
+    moved_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Nothing is offloaded yet."""
@@ -107,7 +107,6 @@ class TreatedPasses:
             parts, self.segments = list(self.module.stages), self.module.segments
         self._parts = list(zip(self.segments, parts, strict=True))
         self._overwrites: list[bool | None] = [None] * len(parts)  # whether a segment changes what it takes
-        self.host = HostMemory()
 
     def forward(
         self, inputs: tuple[Tensor, ...], enter: Callable[..., tuple[Tensor, ...]], end: Callable[[Any], Any]
@@ -121,9 +120,11 @@ class TreatedPasses:
         """
         if all(it.treatment is not Treatment.OFFLOAD for it, _ in self._parts):
             return self._through(inputs, enter, end, None)
-        with self.host.offloading(self.module, inputs) as offloads:
+        stays = {storage_key(it) for it in (*self.module.parameters(), *self.module.buffers(), *inputs)}
+        offloads = Offloads(stays)
+        with torch.autograd.graph.saved_tensors_hooks(offloads.pack, _unpacked):
             made = self._through(inputs, enter, end, offloads)
-            offloads.end()
+            self.moved_bytes += offloads.end()
         return made
 
     def _through(
@@ -214,31 +215,15 @@ class OffloadedMemory:
         return self.there_is
 
 
-class HostMemory:
-    """Results of forward passes that wait in host memory.
+class Offloads:
+    """Of one forward pass, what autograd keeps.
 
-    Attributes:
-        moved_bytes: copied there so far.
+    Args:
+        stays: memory that does not leave.
     """
 
-    def __init__(self) -> None:
-        self.moved_bytes = 0
-
-    @contextmanager
-    def offloading(self, module: nn.Module, inputs: Sequence[Tensor]) -> Iterator[Offloads]:
-        """Look after all that autograd keeps of the forward pass of a stage inside the block."""
-        stays = {storage_key(it) for it in (*module.parameters(), *module.buffers(), *inputs)}
-        offloads = Offloads(self, stays)
-        with torch.autograd.graph.saved_tensors_hooks(offloads.pack, _unpacked):
-            yield offloads
-
-
-class Offloads:
-    """Of one forward pass, what autograd keeps."""
-
-    def __init__(self, host: HostMemory, stays: set[int]) -> None:
-        self._host = host
-        self._stays = stays
+    def __init__(self, stays: set[int]) -> None:
+        self._stays, self._moved_bytes = stays, 0
         self._held: dict[int, OffloadedMemory] = {}  # by memory, those on the device
         self._seen: set[int] = set()  # kept by the layer that runs
         self._sending: list[OffloadedMemory] = []  # of the layer before
@@ -271,14 +256,19 @@ class Offloads:
                 it.send()
         self._seen.clear()
 
-    def end(self) -> None:
-        """Wait for the last copies, and leave to autograd what stays: it has `pack` as long as any value."""
+    def end(self) -> int:
+        """Wait for the last copies, and leave to autograd what stays: it has `pack` as long as any value.
+
+        Returns:
+            Bytes that went to host memory.
+        """
         self._wait()
         self._held.clear()
+        return self._moved_bytes
 
     def _wait(self) -> None:
         for it in self._sending:
-            self._host.moved_bytes += it.sent()
+            self._moved_bytes += it.sent()
         self._sending = []
 
     def _call_before(self, outputs: Sequence[Tensor]) -> None:

@@ -15,7 +15,7 @@ import pickle
 import warnings
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -217,13 +217,21 @@ class CheckpointFolder(Stored):
 
     def read(self, into: Mapping[str, Tensor]) -> None:
         """Those tensors alone."""
-        self._load(dict(into))
+        self.values(into, into)
 
-    def read_others(self, keys: Iterable[str]) -> dict[str, Any]:
-        """What is no tensor: numbers, words, None and tuples of them."""
-        return self._load(dict.fromkeys(keys, None))
+    def values(self, keys: Collection[str], into: Mapping[str, Tensor]) -> dict[str, Any]:
+        """What some keys stand for: tensors, and numbers, words, None and tuples of them.
 
-    def _load(self, state: dict[str, Any]) -> dict[str, Any]:
+        Args:
+            keys: of it.
+            into: by key tensors that take what is stored; of others there are new ones.
+        """
+        state: dict[str, Any] = {
+            key: into[key] if key in into else torch.empty(self.shapes[key], dtype=self.dtypes[key])
+            for key in keys
+            if key in self.shapes
+        }
+        state |= {key: None for key in keys if key in self.others}
         if state:
             with _one_line(self.where, "a folder of torch.distributed.checkpoint"), torch.no_grad():
                 planner = _Planner(flatten_state_dict=False, flatten_sharded_tensors=False)

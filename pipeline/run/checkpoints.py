@@ -236,15 +236,12 @@ class OptimizerPart:
         self._files, self._optimizer, self._parameters = files, optimizer, names
         self._names = _names_by_place(optimizer, names)
         wanted = set(self._names)
-        self._state = _by_name((*files.shapes, *files.others), "optimizer.state.", wanted)
-        said = _by_name((*files.others, *files.shapes), "optimizer.param_groups.", wanted)
+        every = (*files.shapes, *files.others)
+        self._state, said = (_by_name(every, f"optimizer.{it}.", wanted) for it in ("state", "param_groups"))
         for name in self._names:
             if name not in said:
                 raise CheckpointError(f"{files.where}: must hold {name} of the optimizer, got no such entry")
-        keys = [key for own in said.values() for key in own.values()]
-        found: dict[str, Any] = {key: _empty(files, key) for key in keys if key in files.shapes}
-        files.read(found)
-        found |= files.read_others(key for key in keys if key in files.others)
+        found = files.values([key for own in said.values() for key in own.values()], {})
         options = {name: {it: found[key] for it, key in own.items()} for name, own in said.items()}
         self._groups = []
         for index, group in enumerate(optimizer.state_dict()["param_groups"]):
@@ -266,27 +263,22 @@ class OptimizerPart:
 
     def load(self) -> None:
         """Let the optimizer go on from there; what it has of the right shape is written over."""
-        before = self._optimizer.state_dict()["state"]
-        tensors: dict[str, Tensor] = {}
-        state: dict[int, dict[str, Any]] = {}
-        keys = [key for own in self._state.values() for key in own.values() if key in self._files.others]
-        numbers = self._files.read_others(keys)
+        before, files = self._optimizer.state_dict()["state"], self._files
+        into: dict[str, Tensor] = {}
         for place, name in enumerate(self._names):
             parameter = self._parameters[name]
             for part, key in self._state.get(name, {}).items():
-                if key in numbers:
-                    state.setdefault(place, {})[part] = numbers[key]
-                    continue
-                old = before.get(place, {}).get(part)
-                shape, dtype = self._files.shapes[key], self._files.dtypes[key]
-                if isinstance(old, Tensor) and (tuple(old.shape), old.dtype) == (shape, dtype):
-                    tensors[key] = old
-                elif shape == tuple(parameter.shape):  # of which a rank may hold a part
-                    tensors[key] = torch.empty_like(parameter.detach(), dtype=dtype)
-                else:
-                    tensors[key] = _empty(self._files, key)
-                state.setdefault(place, {})[part] = tensors[key]
-        self._files.read(tensors)
+                old, kind = before.get(place, {}).get(part), (files.shapes.get(key), files.dtypes.get(key))
+                if isinstance(old, Tensor) and (tuple(old.shape), old.dtype) == kind:
+                    into[key] = old
+                elif kind[0] == tuple(parameter.shape):  # of which a rank may hold a part
+                    into[key] = torch.empty_like(parameter.detach(), dtype=kind[1])
+        found = files.values([key for own in self._state.values() for key in own.values()], into)
+        state = {
+            place: {part: found[key] for part, key in self._state[name].items()}
+            for place, name in enumerate(self._names)
+            if name in self._state
+        }
         self._optimizer.load_state_dict({"state": state, "param_groups": self._groups})
 
 
@@ -326,7 +318,7 @@ class Loading:
         if self._optimizer is not None:
             self._optimizer.load()
         keys = [key for key in self._files.others if key.startswith("trainer.")]
-        return {key.rpartition(".")[2]: it for key, it in self._files.read_others(keys).items()}
+        return {key.rpartition(".")[2]: it for key, it in self._files.values(keys, {}).items()}
 
 
 def _by_name(keys: Iterable[str], prefix: str, wanted: Set[str]) -> dict[str, dict[str, str]]:
@@ -337,10 +329,6 @@ def _by_name(keys: Iterable[str], prefix: str, wanted: Set[str]) -> dict[str, di
         if key.startswith(prefix) and name in wanted:
             found.setdefault(name, {})[last] = key
     return found
-
-
-def _empty(files: CheckpointFolder, key: str) -> Tensor:
-    return torch.empty(files.shapes[key], dtype=files.dtypes[key])
 
 
 def _of_every_stage(mine: Any, firsts: Sequence[int], group: dist.ProcessGroup | None) -> list[Any]:

@@ -306,24 +306,13 @@ def _buckets(parameters: Sequence[nn.Parameter], most_bytes: int) -> Iterator[tu
 
 def _flatten(parameters: tuple[nn.Parameter, ...]) -> _Flat:
     parts = [local(parameter.detach()) for parameter in parameters]
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default  # in whatever order of dimensions
     sizes, first = [part.numel() for part in parts], parts[0]
     whole = torch.zeros(sum(sizes) + len(sizes), dtype=first.dtype, device=first.device)
     gradients, flags = whole[: sum(sizes)], whole[sum(sizes) :]
     places = (
-        place.as_strided(part.shape, part.stride()) if _is_dense(part) else place.view_as(part)
+        place.as_strided(part.shape, part.stride()) if is_dense(part) else place.view_as(part)
         for part, place in zip(parts, torch.split(gradients, sizes), strict=True)
     )
     views = tuple(over(place, parameter) for place, parameter in zip(places, parameters, strict=True))
     return _Flat(parameters, whole, gradients, flags, views)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether its elements fill a contiguous range, in whatever order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True

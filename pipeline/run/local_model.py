@@ -76,11 +76,10 @@ class LocalModel:
                 f"{' '.join(sorted(ties.holders))}"
             )
         stages = [place.plan.stages[it.stage] for it in place.assignments]
-        doing, ranges = "giving the stage its weights", [(it.start, it.end) for it in stages]
-        with faults.all_or_nothing(lambda: doing, forgives=True), groups.patient():
-            checkpoints.together(
-                groups.job, lambda: give_values(model, ranges, options.weights, options.seed)
-            )
+        ranges = [(it.start, it.end) for it in stages]
+        context.together(
+            "giving the stage its weights", lambda: give_values(model, ranges, options.weights, options.seed)
+        )
         parts = []
         fakes = [FakeStage(model, *bounds, context.device) for bounds in ranges]
         for assignment, fake in zip(place.assignments, fakes, strict=True):

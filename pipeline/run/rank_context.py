@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.assignment import RankAssignment
 from arborcast.pipeline.run.failures import FailureBroadcast
 from arborcast.pipeline.run.precision import Precision
@@ -38,3 +40,13 @@ class RankContext:
     precision: Precision
     recorder: PassRecorder
     device: torch.device
+
+    def together(self, doing: str, call: Callable[[], checkpoints.Result]) -> checkpoints.Result:
+        """What a call gives, once no rank has raised in it; every rank comes here, and may go on after.
+
+        Raises:
+            InputError: of the first rank that raised one; on all ranks.
+            TrainingError: a rank is gone, or raised something else.
+        """
+        with self.faults.all_or_nothing(lambda: doing, forgives=True), self.groups.patient():
+            return checkpoints.together(self.groups.job, call)

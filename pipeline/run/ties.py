@@ -77,20 +77,19 @@ class TieGroups:
         """Names of those on this rank that other stages hold too."""
         return tuple(name for group in self._groups if self._rank in group.ranks for name in group.names)
 
-    def synchronise(self, parameters: Mapping[str, nn.Parameter], buffer: Gradients | None = None) -> None:
+    def synchronise(self, parameters: Mapping[str, nn.Parameter], buffer: Gradients) -> None:
         """Sum the gradients of shared parameters over the stages: one allreduce per group and data type.
 
         It follows the replicas' own allreduce (`GradientBuffer.wait`) and precedes `detach_unused`.
 
         Args:
             parameters: of this rank; at least the shared ones, under the names of the ties.
-            buffer: that holds their gradients and knows which are in use; without one, those are in use
-                whose gradient is not None.
+            buffer: that holds their gradients and knows which are in use.
 
         Raises:
             PlanError: a shared parameter is missing.
         """
-        used = None if buffer is None else {id(parameter) for parameter in buffer.used()}
+        used = {id(parameter) for parameter in buffer.used()}
         # The replicas of a worker hold the same sum: the first adds it, the others 0, which is exact. Of
         # parameters that are divided over a mesh every rank adds its part of the whole.
         first = any(worker.ranks[0] == self._rank for worker in self._plan.workers)
@@ -106,14 +105,12 @@ class TieGroups:
         self,
         parameters: list[nn.Parameter],
         group: _TieGroup,
-        buffer: Gradients | None,
-        used: set[int] | None,
+        buffer: Gradients,
+        used: set[int],
         *,
         adds: bool,
     ) -> None:
-        flags = [
-            parameter.grad is not None if used is None else id(parameter) in used for parameter in parameters
-        ]
+        flags = [id(parameter) in used for parameter in parameters]
         parts = [_summand(parameter, adds).reshape(-1) for parameter in parameters]
         flat = torch.cat([*parts, torch.tensor(flags).to(parts[0], non_blocking=True)])
         dist.all_reduce(flat, group=group.group)
@@ -124,8 +121,7 @@ class TieGroups:
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.copy_(like(total.view(parameter.shape), parameter))
-            if buffer is not None:
-                buffer.mark_used(parameter)
+            buffer.mark_used(parameter)
 
     def equalise(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Give all copies the value of the first rank of the first stage that uses the parameter.

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.meshes import Axes, Spec
-from arborcast.pipeline.sharding.graph import Graph, Tensor
+from arborcast.pipeline.sharding.graph import Graph, MergedOperator, Tensor
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import local_bytes, spec_of
 from arborcast.pipeline.sharding.strategies import (
@@ -78,41 +78,27 @@ def readings(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) 
     Raises:
         PlanError: links do not allow one.
     """
-    seen: dict[tuple[str, ReadLayout], int] = {}
-    for number, operator in enumerate(graph.operators):
-        strategy = chosen[number]
+    wanted: dict[tuple[str, ReadLayout], tuple[MergedOperator, Tensor]] = {}
+    for operator, strategy in zip(graph.operators, chosen, strict=True):
         if strategy is None or operator.given is not None:
             continue
         for tensor, demand in zip(operator.reads, strategy.demands, strict=True):
-            source, which = graph.maker[tensor.value]
-            made = chosen[source]
-            # Of two that read alike, one may keep what it reads: that one counts.
-            if made is None or seen.get((tensor.value, demand), 0) >= _weight(tensor):
-                continue
-            again = (tensor.value, demand) in seen
-            seen[tensor.value, demand] = _weight(tensor)
-            update = made.update
-            if update is not None:
-                update = spec_of(graph.operators[source].outputs[which], update)
-            spec = made.outputs[which]
-            cost = crossing(graph, tensor, spec, update, demand, setting)
-            ways = crossing_ways(tensor, spec, update, demand, setting)
-            if cost is None or ways is None:
-                raise PlanError(f"operator {operator.name}: no links lead to {tensor.value} as {demand.spec}")
-            if again:  # read before by one that does not keep it: only what keeping it costs is new
-                former = crossing(graph, replace(tensor, kept=False), spec, update, demand, setting)
-                before = crossing_ways(replace(tensor, kept=False), spec, update, demand, setting)
-                assert former is not None and before is not None, "links allowed it"
-                cost = ReshardingCost(cost.ps - former.ps, 0, cost.memory_bytes - former.memory_bytes)
-                ways = [
-                    replace(it, per_microbatch=it.per_microbatch - old.per_microbatch, per_step=0)
-                    for it, old in zip(ways, before, strict=True)
-                ]
-            yield Reading(tensor, spec, demand, cost, tuple(ways))
-
-
-def _weight(tensor: Tensor) -> int:
-    return 1 + tensor.kept
+            known = wanted.setdefault((tensor.value, demand), (operator, tensor))
+            if tensor.kept and not known[1].kept:  # of those that read alike, one that keeps it counts
+                wanted[tensor.value, demand] = operator, tensor
+    for (value, demand), (operator, tensor) in wanted.items():
+        source, which = graph.maker[value]
+        made = chosen[source]
+        if made is None:
+            continue
+        spec, update = made.outputs[which], made.update
+        if update is not None:
+            update = spec_of(graph.operators[source].outputs[which], update)
+        cost = crossing(graph, tensor, spec, update, demand, setting)
+        ways = crossing_ways(tensor, spec, update, demand, setting)
+        if cost is None or ways is None:
+            raise PlanError(f"operator {operator.name}: no links lead to {value} as {demand.spec}")
+        yield Reading(tensor, spec, demand, cost, tuple(ways))
 
 
 def cost_of(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> Cost:

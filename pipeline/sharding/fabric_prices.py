@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
+from arborcast.pipeline.answers import kept
 from arborcast.pipeline.meshes import Axes, Mesh
 from arborcast.synth.api import bound, solve
 from arborcast.synth.collective import Collective, Kind
@@ -26,26 +27,6 @@ _Key: TypeAlias = tuple[Kind, tuple[int, ...], tuple[tuple[int, ...], ...]]
 
 PS_PER_NS = 1000
 """One byte at 1 GB/s takes one nanosecond."""
-
-
-class CollectivePrices(Protocol):
-    """What collectives cost along the axes of one mesh."""
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh."""
-        ...
-
-    def ps(self, kind: Kind, axes: Axes, size_bytes: int) -> int | None:
-        """Picoseconds of a collective of every group at once; None where links do not connect them.
-
-        Args:
-            kind: of collective.
-            axes: along which.
-            size_bytes: the whole buffer of one group, as algbw counts it: gathered, or to be reduced, or what
-                one rank sends to all.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +56,14 @@ class FabricPrices:
     _keys: dict[tuple[Kind, Axes], _Key] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def ps(self, kind: Kind, axes: Axes, size_bytes: int) -> int | None:
-        """As `CollectivePrices` says."""
+        """Picoseconds of a collective of every group at once; None where links do not connect them.
+
+        Args:
+            kind: of collective.
+            axes: along which.
+            size_bytes: the whole buffer of one group, as algbw counts it: gathered, or to be reduced, or what
+                one rank sends to all.
+        """
         rate = self.rate(kind, axes)
         if not rate:
             return None
@@ -94,14 +82,10 @@ class FabricPrices:
     def rate(self, kind: Kind, axes: Axes) -> Fraction:
         """GB/s of the slowest group while all run; 0 where links do not connect one."""
         key = self._key(kind, axes)
-        if key not in self._rates:
-            self._rates[key] = self._rate(key)
-        return self._rates[key]
+        return kept(self._rates, key, lambda: self._rate(key))
 
     def _key(self, kind: Kind, axes: Axes) -> _Key:
-        if (kind, axes) not in self._keys:
-            self._keys[kind, axes] = kind, self.mesh.ranks, self.mesh.groups(axes)
-        return self._keys[kind, axes]
+        return kept(self._keys, (kind, axes), lambda: (kind, self.mesh.ranks, self.mesh.groups(axes)))
 
     def _rate(self, key: _Key) -> Fraction:
         kind, _, groups = key
@@ -116,17 +100,15 @@ class FabricPrices:
 
     def _simulated(self, key: _Key, power: int) -> int:
         """Picoseconds of 2**power bytes."""
-        if (key, power) not in self._times:
-            if key not in self._schedules:
-                self._schedules[key] = solve(self._fragment, key[0])
-            schedule = self._schedules[key]
+
+        def found() -> int:
+            schedule = kept(self._schedules, key, lambda: solve(self._fragment, key[0]))
             if isinstance(schedule, GroupSchedules):
                 timings = simulate_groups(schedule, [2**power] * len(schedule.groups))
-                time_us = max(it.time_us for it in timings)
-            else:
-                time_us = simulate(schedule, 2**power).time_us
-            self._times[key, power] = math.ceil(time_us * 10**6)
-        return self._times[key, power]
+                return math.ceil(max(it.time_us for it in timings) * 10**6)
+            return math.ceil(simulate(schedule, 2**power).time_us * 10**6)
+
+        return kept(self._times, (key, power), found)
 
     @property
     def _fragment(self) -> Topology:

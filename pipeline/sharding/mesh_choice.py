@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -42,18 +43,37 @@ class MeshChoice:
     @property
     def plan(self) -> Plan:
         """The same as a plan of one stage and one layer, which files hold and `Trainer` runs."""
-        setting = self.priced.setting
-        mesh = Mesh(setting.sizes, tuple(range(self.topology.ranks)))
-        stage = stage_sharding(self.sharding.graph, self.sharding.chosen, mesh)
-        return Plan(
-            [Stage.divided(0, 1, stage)],
-            setting.microbatches,
-            topology=self.topology,
-            model=self.graph.name,
-            method="one mesh",
-            batch=self.graph.samples * setting.microbatches,
-            whole=tuple(self.graph.unknown),
-        )
+        stage = divided_stage(0, 1, self.sharding.graph, self.priced, range(self.topology.ranks))
+        return divided_plan([stage], self.graph, self.priced.setting.microbatches, self.topology, "one mesh")
+
+
+def divided_stage(start: int, end: int, graph: Graph, priced: PricedStage, ranks: Sequence[int]) -> Stage:
+    """The layers [start, end), with these operators, as they are divided over some ranks."""
+    mesh = Mesh(priced.setting.sizes, tuple(ranks))
+    return Stage.divided(start, end, stage_sharding(graph, priced.sharding.chosen, mesh))
+
+
+def divided_plan(
+    stages: Sequence[Stage], graph: Graph, microbatches: int, topology: Topology, method: str
+) -> Plan:
+    """The plan of such stages.
+
+    Args:
+        stages: all of them.
+        graph: of the model, for the samples of a microbatch.
+        microbatches: of a step.
+        topology: the fabric.
+        method: that made the plan.
+    """
+    return Plan(
+        stages,
+        microbatches,
+        topology=topology,
+        model=graph.name,
+        method=method,
+        batch=graph.samples * microbatches,
+        whole=tuple(graph.unknown),
+    )
 
 
 def graph_of_microbatch(model: Traced, batch: int, microbatches: int, *, by_layer: bool = False) -> Graph:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from arborcast.pipeline.meshes import SUM, Axes, Spec
-from arborcast.pipeline.sharding.fabric_prices import CollectivePrices
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.specs import divides, local_bytes
 from arborcast.synth.collective import Kind
 
@@ -53,7 +53,7 @@ class ReshardingPath:
 class Resharder:
     """The paths on one mesh; answers are kept."""
 
-    prices: CollectivePrices
+    prices: FabricPrices
     _found: dict[tuple[tuple[int, ...], int, Spec], dict[Spec, ReshardingPath]] = field(
         default_factory=dict, repr=False
     )

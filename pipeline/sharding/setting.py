@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from arborcast.pipeline.costs.devices import DeviceRates
-from arborcast.pipeline.sharding.fabric_prices import CollectivePrices
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.graph import MemberOperator
 from arborcast.pipeline.sharding.resharding import Resharder
 
@@ -26,7 +26,7 @@ class Setting:
         optimizer_ratio: bytes of the optimizer's state for each byte of weights (Adam: 2).
     """
 
-    prices: CollectivePrices
+    prices: FabricPrices
     device: DeviceRates
     microbatches: int = 1
     in_flight: int = 1

@@ -196,11 +196,6 @@ class _HighsProgram:
             found[way.demands[at]].append(column)
         return found
 
-    def _crossing(
-        self, use: _CrossingUse, tensor: Tensor, state: State, demand: ReadLayout
-    ) -> ReshardingCost | None:
-        return crossing(self.graph, tensor, *state, demand, self.setting)
-
     def _tensor(self, reader: tuple[int, int]) -> Tensor:
         return self.graph.operators[reader[0]].reads[reader[1]]
 
@@ -216,7 +211,7 @@ class _HighsProgram:
         for demand, columns in self._asked(reader).items():
             options = []
             for way in self.ways[use.source]:
-                cost = self._crossing(use, tensor, self._state(use, way), demand)
+                cost = crossing(self.graph, tensor, *self._state(use, way), demand, self.setting)
                 if cost is not None:
                     both = ReshardingCost(
                         cost.ps, cost.step_ps + way.step_ps, cost.memory_bytes + way.memory_bytes
@@ -242,7 +237,7 @@ class _HighsProgram:
             by_demand: defaultdict[ReadLayout, list[int]] = defaultdict(list)
             for state in made:
                 for demand in asked:
-                    cost = self._crossing(use, tensor, state, demand)
+                    cost = crossing(self.graph, tensor, *state, demand, self.setting)
                     if cost is None:
                         continue
                     is_alone = len(use.readers) == 1

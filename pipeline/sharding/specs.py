@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import product
 
 from arborcast.pipeline.meshes import SUM, Spec
 from arborcast.pipeline.sharding.graph import Tensor
@@ -37,8 +38,5 @@ def local_bytes(size_bytes: int, spec: Spec, sizes: tuple[int, ...]) -> int:
 
 def refinements(spec: Spec, dims: Iterable[int]) -> list[Spec]:
     """The same with any replicated axes divided too."""
-    found: list[Spec] = [()]
-    choices = list(dims)
-    for at in spec:
-        found = [(*it, more) for it in found for more in ([None, *choices] if at is None else [at])]
-    return found
+    choices = [None, *dims]
+    return list(product(*(choices if at is None else [at] for at in spec)))

@@ -10,8 +10,11 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate
+from typing import TypeAlias
 
+from arborcast.pipeline.answers import kept
 from arborcast.pipeline.costs.devices import DeviceRates
 from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.meshes import Mesh, meshes
@@ -23,6 +26,9 @@ from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.sharding_program import Allowed, Sharding, least_memory, shard
 from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.synth.topology import Topology
+
+_LayerSums: TypeAlias = dict[tuple[int, int], list[int]]
+"""By the prices of a mesh and microbatches in flight."""
 
 Layout = Callable[[tuple[int, ...]], Allowed]
 """From the sizes of a mesh to the strategies that are allowed on it."""
@@ -77,11 +83,9 @@ class StagePrices:
     )
     _signs: dict[Hashable, int] = field(default_factory=dict, init=False, repr=False)
     _graphs: dict[tuple[int, int], tuple[int, Graph]] = field(default_factory=dict, init=False, repr=False)
-    _least: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
-    _layers: dict[tuple[int, int], int] = field(default_factory=dict, init=False, repr=False)
+    _least: _LayerSums = field(default_factory=dict, init=False, repr=False)
     _by_schedule: dict[int, Setting] = field(default_factory=dict, init=False, repr=False)
-    _room: dict[tuple[int, int], list[int]] = field(default_factory=dict, init=False, repr=False)
-    _layer_room: dict[tuple[int, int, int], int] = field(default_factory=dict, init=False, repr=False)
+    _room: _LayerSums = field(default_factory=dict, init=False, repr=False)
     _free: dict[tuple[int, int], Sharding | PlanError] = field(default_factory=dict, init=False, repr=False)
     _fitted: dict[tuple[int, int, int], Sharding | PlanError] = field(
         default_factory=dict, init=False, repr=False
@@ -156,15 +160,14 @@ class StagePrices:
 
     def settings(self, ranks: Sequence[int]) -> tuple[Setting, ...]:
         """The meshes of some ranks that can be run, named by their places: `Mesh.can_ascend`."""
-        ranks = tuple(ranks)
-        if ranks not in self._fragments:
-            fragment = self.topology.subset(ranks)
-            key = fragment.ranks, fragment.links
-            if key not in self._settings:
-                self._settings[key] = self._made(fragment)
-            made = self._settings[key]
-            self._fragments[ranks] = tuple(it for it in made if Mesh(it.sizes, ranks).can_ascend)
-        return tuple(it for it in self._fragments[ranks] if len(it.sizes) <= self.axes)
+        order = tuple(ranks)
+
+        def found() -> tuple[Setting, ...]:
+            fragment = self.topology.subset(order)
+            made = kept(self._settings, (fragment.ranks, fragment.links), lambda: self._made(fragment))
+            return tuple(it for it in made if Mesh(it.sizes, order).can_ascend)
+
+        return tuple(it for it in kept(self._fragments, order, found) if len(it.sizes) <= self.axes)
 
     def setting(self, ranks: Sequence[int], shape: tuple[int, ...], in_flight: int) -> Setting:
         """One mesh of some ranks, at what schedules take.
@@ -183,12 +186,8 @@ class StagePrices:
         return replace(self, layout=layout, axes=axes)
 
     def _real(self, setting: Setting) -> Setting:
-        if id(setting) not in self._by_schedule:
-            assert isinstance(setting.prices, FabricPrices)
-            self._by_schedule[id(setting)] = replace(
-                setting, prices=replace(setting.prices, by_schedule=True)
-            )
-        return self._by_schedule[id(setting)]
+        made = partial(replace, setting, prices=replace(setting.prices, by_schedule=True))
+        return kept(self._by_schedule, id(setting), made)
 
     def _by_least(self, start: int, end: int, ranks: Sequence[int]) -> list[tuple[int, Setting]]:
         sums = self.limits_ps(ranks)
@@ -212,55 +211,48 @@ class StagePrices:
 
     def _sums(self, setting: Setting) -> list[int]:
         """What the first 0, 1, ... layers take at least."""
-        key = id(setting.prices)
-        if key not in self._least:
-            each = [self._layer_ps(number, setting) for number in range(self.sliced.depth)]
-            self._least[key] = list(accumulate(each, initial=0))
-        return self._least[key]
 
-    def _layer_ps(self, number: int, setting: Setting) -> int:
-        graph = self.sliced.layer(number)
-        key = self._sign(graph), id(setting.prices)
-        if key not in self._layers:
+        def layer_ps(graph: Graph) -> int:
             # A stage may fold other blocks than its layers do: only a choice without any is no dearer.
-            found = shard(graph, setting, allowed=self._allowed(setting), alike=False)
-            self._layers[key] = found.bound_ps
-        return self._layers[key]
+            return shard(graph, setting, allowed=self._allowed(setting), alike=False).bound_ps
+
+        return self._over_layers(self._least, (id(setting.prices), 0), layer_ps)
 
     def _check_room(self, start: int, end: int, setting: Setting, in_flight: int) -> None:
         """Raise where not even what the layers need alone fits."""
         limit = self.memory_bytes
         if limit is None:
             return
-        key = id(setting.prices), in_flight
-        if key not in self._room:
-            inside = replace(setting, in_flight=in_flight)
-            each = [self._layer_bytes(number, inside) for number in range(self.sliced.depth)]
-            self._room[key] = list(accumulate(each, initial=0))
-        least = self._room[key][end] - self._room[key][start]
+        inside = replace(setting, in_flight=in_flight)
+        sums = self._over_layers(
+            self._room,
+            (id(setting.prices), in_flight),
+            lambda graph: least_memory(graph, inside, allowed=self._allowed(inside)),
+        )
+        least = sums[end] - sums[start]
         if least > limit:
             raise MemoryShortError(f"every rank must have at least {least} bytes, got {limit}", least)
 
-    def _layer_bytes(self, number: int, setting: Setting) -> int:
-        graph = self.sliced.layer(number)
-        key = self._sign(graph), id(setting.prices), setting.in_flight
-        if key not in self._layer_room:
-            self._layer_room[key] = least_memory(graph, setting, allowed=self._allowed(setting))
-        return self._layer_room[key]
+    def _over_layers(self, known: _LayerSums, key: tuple[int, int], of: Callable[[Graph], int]) -> list[int]:
+        """Sums of what the first 0, 1, ... layers need alone; of equal layers it is asked once."""
+
+        def found() -> list[int]:
+            equal: dict[int, int] = {}
+            graphs = map(self.sliced.layer, range(self.sliced.depth))
+            each = (kept(equal, self._sign(it), partial(of, it)) for it in graphs)
+            return list(accumulate(each, initial=0))
+
+        return kept(known, key, found)
 
     def _on_mesh(self, start: int, end: int, setting: Setting, in_flight: int) -> PricedStage:
         sign, graph = self._known(start, end)
         key = sign, id(setting.prices)
-        if key not in self._free:
-            self._free[key] = self._sharded(graph, setting, None)
-        found = self._free[key]
+        found = kept(self._free, key, lambda: self._sharded(graph, setting, None))
         limit = self.memory_bytes
         if isinstance(found, Sharding) and limit is not None and _memory(found, in_flight) > limit:
             self._check_room(start, end, setting, in_flight)
-            fitted = *key, in_flight
-            if fitted not in self._fitted:
-                self._fitted[fitted] = self._sharded(graph, replace(setting, in_flight=in_flight), limit)
-            found = self._fitted[fitted]
+            inside = replace(setting, in_flight=in_flight)
+            found = kept(self._fitted, (*key, in_flight), lambda: self._sharded(graph, inside, limit))
             if isinstance(found, Sharding):
                 return PricedStage(found, setting, found.cost.memory_bytes)
         if isinstance(found, PlanError):
@@ -275,10 +267,11 @@ class StagePrices:
             return error
 
     def _known(self, start: int, end: int) -> tuple[int, Graph]:
-        if (start, end) not in self._graphs:
+        def found() -> tuple[int, Graph]:
             graph = self.sliced.stage(start, end)
-            self._graphs[start, end] = self._sign(graph), graph
-        return self._graphs[start, end]
+            return self._sign(graph), graph
+
+        return kept(self._graphs, (start, end), found)
 
     def _sign(self, graph: Graph) -> int:
         return self._signs.setdefault(_nameless(graph), len(self._signs))

@@ -27,7 +27,6 @@ def simulate(
     network: LinkCosts,
     *,
     batch: int | None = None,
-    order: Passes | None = None,
 ) -> Timeline:
     """What every rank of a plan does when in a step.
 
@@ -46,19 +45,14 @@ def simulate(
         profile: of the plan's model.
         network: the topology whose ranks the plan names.
         batch: samples of a step; None for those of the profile.
-        order: other passes than the plan's order gives.
 
     Raises:
         PlanError: the plan does not fit the profile or the topology, no path leads from one stage to the
-            next, replicas are not connected, or passes of `order` wait for each other.
+            next, or replicas are not connected.
         BatchError: the batch does not split into microbatches and replicas.
     """
     check_fit(plan, profile, network)
-    if order is None:
-        order = plan.passes
-    else:
-        _check_passes(plan, order)
-    return _Simulation(plan, profile, network, profile.samples if batch is None else batch, order).run()
+    return _Simulation(plan, profile, network, profile.samples if batch is None else batch).run()
 
 
 def check_fit(plan: Plan, profile: Profile, network: LinkCosts) -> None:
@@ -119,8 +113,8 @@ class _RankState:
 class _Simulation:
     """One run."""
 
-    def __init__(self, plan: Plan, profile: Profile, network: LinkCosts, batch: int, order: Passes) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, profile: Profile, network: LinkCosts, batch: int) -> None:
+        self.plan, order = plan, plan.passes
         self.profile = profile
         self.network = network
         self.clock = Clock()
@@ -312,20 +306,3 @@ class _Simulation:
             for rank in ranks:
                 self.intervals.append(Interval(rank, kind, None, start, end))
                 self.ranks[rank].spans.append((start, end))
-
-
-def _check_passes(plan: Plan, order: Passes) -> None:
-    """Whether an order has every pass of a plan once."""
-    if len(order) != len(plan.workers):
-        raise PlanError(f"order: must have {len(plan.workers)} workers, got {len(order)}")
-    splits = any(action.phase is Phase.WEIGHTS for actions in order for action in actions)
-    phases = [phase for phase in Phase if splits or phase is not Phase.WEIGHTS]
-    for actions, worker in zip(order, plan.workers, strict=True):
-        for stage in worker.stages:
-            wanted = sorted((phase, m) for phase in phases for m in range(plan.microbatches))
-            own = [action for action in actions if action.stage == stage]
-            if sorted((action.phase, action.microbatch) for action in own) != wanted:
-                raise PlanError(
-                    f"order: stage {stage} must do {'all' if splits else 'both'} passes of microbatches "
-                    f"0..{plan.microbatches - 1}, each once, got {' '.join(map(str, own))}"
-                )

@@ -145,7 +145,7 @@ def test_values_with_choices_by_layer_are_those_of_brute_force(
     topology, profile, order, microbatches, menu, data
 ):
     """Each stage of each partition with every list of segments, by the formulas of `Plan` and its memory."""
-    network = LinkCosts(topology)
+    network = LinkCosts(topology, peer_bytes=data.draw(st.sampled_from([0, 50_000])))
     ranks = tuple(range(topology.ranks))
     limits = tuple(data.draw(st.integers(1, 4000)) * 1000 for _ in ranks)
     question = PartitionProblem(8, microbatches, order, limits=limits, menu=menu)
@@ -160,7 +160,8 @@ def test_values_with_choices_by_layer_are_those_of_brute_force(
                 own = (*stages[:index], replace(stage, segments=segments), *stages[index + 1 :])
                 plan = Plan(own, microbatches, order, offload_gbps=menu.offload_gbps)
                 memory = most_memory(plan, profile, batch=8, stage=index)
-                if memory.total <= usable(min(limits[rank] for rank in stage.ranks)):
+                total = memory.total + network.peer_bytes * (stage.replicas - 1)
+                if total <= usable(min(limits[rank] for rank in stage.ranks)):
                     passes = plan.pass_us(profile, index, 8 / microbatches / stage.replicas)
                     gradients = profile.gradient_bytes(stage.start, stage.end)
                     exchange = network.allreduce_us(stage.ranks, gradients)
@@ -171,7 +172,7 @@ def test_values_with_choices_by_layer_are_those_of_brute_force(
     check_least(found, values_of)
     for it in found.values():
         made = Plan(it.stages, microbatches, order, offload_gbps=menu.offload_gbps)
-        assert fits(made, profile, dict(enumerate(limits)), batch=8)
+        assert fits(made, profile, dict(enumerate(limits)), batch=8, peer_bytes=network.peer_bytes)
 
 
 @given(

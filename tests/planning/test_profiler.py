@@ -21,6 +21,7 @@ from arborcast.pipeline.costs.analytic import analyse
 from arborcast.pipeline.costs.devices import device_named
 from arborcast.pipeline.costs.live import LiveBytes
 from arborcast.pipeline.costs.measured import profile
+from arborcast.pipeline.costs.saved_bytes import Segment, Treatment, held_bytes
 from arborcast.pipeline.errors import ProfileError
 from arborcast.pipeline.model.deferred_init import on_meta
 from arborcast.pipeline.model.divisible import Divisible
@@ -153,9 +154,10 @@ def test_what_passes_need_besides_what_is_kept():
     assert [it.update_bytes for it in (wide, relu, flat)] == [0, 0, 0]
     # What the linear layer gives is kept by nobody; what the ReLU gives, by itself and by the next one.
     assert [it.passing_bytes for it in found.layers] == [0, one, one, 0, one]
-    assert found.saved_bytes(0, 5, 6) == sum(it.saved_bytes for it in found.layers) - 3 * one
-    assert found.saved_bytes(1, 3, 6) == wide.saved_bytes + relu.saved_bytes - one  # a stage keeps its input
-    assert found.working_bytes(0, 3, 6) == first.saved_bytes + wide.working_bytes - found.saved_bytes(0, 3, 6)
+    assert found.kept_bytes(0, 5) == sum(it.saved_bytes for it in found.layers) - 3 * one
+    assert found.kept_bytes(1, 3) == wide.saved_bytes + relu.saved_bytes - one  # a stage keeps its input
+    keep = Segment(0, 3, Treatment.KEEP)
+    assert held_bytes(found, (keep,), 6, 1) == first.saved_bytes + wide.working_bytes
     assert found.update_bytes(0, 2) == first.update_bytes == last.update_bytes
 
 

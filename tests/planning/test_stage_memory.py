@@ -123,15 +123,17 @@ def test_the_stage_that_misses_most_is_named():
         check_memory(Plan(plan.stages, 1, recompute=True), PROFILE, 1, batch=8)
 
 
-@given(st.sampled_from(PLANNED), st.integers(1, 8), st.booleans(), st.integers(1000, 40000))
-def test_fits_is_what_the_check_says(order, microbatches, recompute, limit):
+@given(st.sampled_from(PLANNED), st.integers(1, 8), st.booleans(), st.integers(1000, 40000), st.booleans())
+def test_fits_is_what_the_check_says(order, microbatches, recompute, limit, has_buffers):
     plan = Plan([(0, 1, [0]), (1, 3, [1, 2]), (3, 4, [3])], microbatches, order=order, recompute=recompute)
+    peer_bytes = 9000 * has_buffers
     try:
-        check_memory(plan, PROFILE, limit, batch=24)
+        check_memory(plan, PROFILE, limit, batch=24, peer_bytes=peer_bytes)
         passed = True
-    except PlanError:
+    except PlanError as error:
         passed = False
-    assert fits(plan, PROFILE, dict.fromkeys(range(4), limit), batch=24) == passed
+        assert ("groups 8.79 KiB" in str(error)) == (has_buffers and "stage 1" in str(error))
+    assert fits(plan, PROFILE, dict.fromkeys(range(4), limit), batch=24, peer_bytes=peer_bytes) == passed
 
 
 def test_limits_are_needed_for_every_rank_and_positive():

@@ -59,7 +59,7 @@ def carried_out(rank: int, size: int, name: str, shapes: list[tuple[int, ...]], 
                 "losses": losses,
                 "weights": numbers(trainer.state_dict()),
                 "more": counting.found.total() - STEPS * planned(trainer, 4).total(),
-                "moved": passes._treated.host.moved_bytes,
+                "moved": passes._treated.moved_bytes,
                 "ranks": mesh.size(tuple(range(len(mesh.shape)))),
             }
     return found

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.run.gradients import GradientBuffer
+from arborcast.pipeline.run.gradients import GradientBuffer, Gradients, SummedGradients
 from arborcast.pipeline.run.ties import TieGroups
 from arborcast.pipeline.stages import Plan
 from tests.support.packed import pack, unpack
@@ -78,7 +78,7 @@ def holder(rank: int, size: int) -> bytes:
             (parameter * gradient(name, stage or 0)).sum().backward()
         if how == "plain":
             buffer.detach_unused()
-            groups.synchronise(parameters)
+            groups.synchronise(parameters, SummedGradients(parameters.values()))
         else:
             groups.synchronise(parameters, buffer)
             buffer.detach_unused()
@@ -134,7 +134,7 @@ def test_a_tie_within_one_stage_needs_no_group() -> None:
 
     groups = TieGroups(PLAN, [("local", (3, 4))], make_group, rank=1)
     assert made == [] and groups.mine == () and groups.holders == {}
-    groups.synchronise({})
+    groups.synchronise({}, Gradients(()))
 
 
 def test_what_does_not_fit_the_plan() -> None:
@@ -144,4 +144,4 @@ def test_what_does_not_fit_the_plan() -> None:
     with pytest.raises(
         PlanError, match=r"tie ends: this stage uses the parameter and must hold it, got \['a'\]"
     ):
-        groups.synchronise({"a": nn.Parameter(torch.ones(1))})
+        groups.synchronise({"a": nn.Parameter(torch.ones(1))}, Gradients(()))

@@ -247,7 +247,7 @@ def test_folders_that_are_no_checkpoints(tmp_path: Path, way: str) -> None:
     with pytest.raises(CheckpointError, match=BROKEN[way]) as caught:
         files = CheckpointFolder(folder)
         files.read({"model.w": torch.zeros(1000)})
-        files.read_others(["step"])
+        files.values(["step"], {})
     assert "\n" not in str(caught.value)
 
 

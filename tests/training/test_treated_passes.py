@@ -118,7 +118,7 @@ def run(choice, contexts=once, microbatches=3, end=lambda made: made):
                 del end
         assert live.now() == 0
     gradients = [it.grad for it in (*inputs, *stage.parameters())]
-    return gradients, list(stage.buffers()), kept, live.most, treated.host.moved_bytes
+    return gradients, list(stage.buffers()), kept, live.most, treated.moved_bytes
 
 
 @pytest.mark.parametrize("choice", CHOICES[1:], ids=named)

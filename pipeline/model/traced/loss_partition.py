@@ -135,6 +135,7 @@ class _GraphWriter:
         self._wholes: dict[str, Any] = {name: self._whole.placeholder(name) for name in labels}
         self._samples_whole = self._whole.placeholder("samples")
         self._totals: dict[str, tuple[fx.Node, fx.Node]] = {}  # made in one graph, taken in the other
+        self._weights: dict[str, str] = {}  # those of targets that count, by the name of their mean
         self._states = dict.fromkeys(ends, State.SHARE) | dict.fromkeys(labels, State.SHARE)
         self._trained = set(ends)
         self._ends = ends
@@ -178,6 +179,7 @@ class _GraphWriter:
         return LossCode(
             SegmentGraph(fx.GraphModule(owner, self._whole), tuple(paths)),
             SegmentGraph(fx.GraphModule(owner, self._share), tuple(paths)),
+            {name: list(self._totals).index(total) for name, total in self._weights.items()},
         )
 
     def _add(self, node: fx.Node) -> None:
@@ -205,6 +207,9 @@ class _GraphWriter:
 
     def _add_untrained(self, node: fx.Node, states: Sequence[State]) -> None:
         """What labels and constants make is there for the whole batch, and mostly for the share too."""
+        given = with_defaults(node) if getattr(node.target, "overloadpacket", None) in WEIGHED else {}
+        if given.get("reduction") == MEAN and not given["target"].meta["val"].is_floating_point():
+            self._weight(node, given)
         self._wholes[node.name] = self._copy(node, self._whole, self._samples_whole)
         reads_sizes = any(it.name in self._table.sizes for it in node.all_input_nodes)
         if self._counts(node):
@@ -217,9 +222,7 @@ class _GraphWriter:
     def _keep(self, node: fx.Node, state: State, value: Any) -> None:
         self._states[node.name], self._shares[node.name] = state, value
 
-    def _copy(
-        self, node: fx.Node, graph: fx.Graph, samples: fx.Node, change: Callable[[Any], Any] | None = None
-    ) -> fx.Node:
+    def _copy(self, node: fx.Node, graph: fx.Graph, samples: fx.Node) -> fx.Node:
         """The operator in one of the graphs, with sizes for so many samples."""
         value = self._value if graph is self._share else lambda it: self._wholes[it.name]
 
@@ -290,7 +293,8 @@ class _GraphWriter:
             known = graph.call_function(_ATEN.mul.Tensor, (whole, counts))  # 0 for those that do not count
             weights = graph.call_function(_ATEN.index.Tensor, (self._wholes[weight.name], [known]))
             counts = graph.call_function(_ATEN.mul.Tensor, (weights, counts))
-        return self._total(f"{node.name}_weight", graph.call_function(_ATEN.sum.default, (counts,)))
+        self._weights[node.name] = f"{node.name}_weight"
+        return self._total(self._weights[node.name], graph.call_function(_ATEN.sum.default, (counts,)))
 
     def _linear_count(self, node: fx.Node, count: Callable[[Sizes], int]) -> fx.Node:
         """A number of elements of the whole batch, which is in proportion to its samples."""

@@ -96,18 +96,16 @@ def _labels(count: int) -> tuple[str, ...]:
     return tuple(f"i{index}" for index in range(count))
 
 
+def _aligned(shape: Shape, labels: Dims, whole: Shape) -> Dims:
+    """Labels of a tensor that is broadcast to a whole: from the right, none where its length is another."""
+    behind = zip(shape[::-1], labels[::-1], whole[::-1], strict=False)
+    return tuple(label if size == full else None for size, label, full in behind)[::-1]
+
+
 def _pointwise(call: OperatorCall, kept: frozenset[str] = frozenset()) -> RuleResult:
     """Dimensions are aligned at the right; those of length 1 go with all."""
     output = _labels(len(call.output))
-    inputs = {}
-    for name, shape in call.shapes.items():
-        aligned = output[len(output) - len(shape) :]
-        inputs[name] = tuple(
-            label if size == whole else None
-            for label, size, whole in zip(
-                aligned, shape, call.output[len(output) - len(shape) :], strict=True
-            )
-        )
+    inputs = {name: _aligned(shape, output, call.output) for name, shape in call.shapes.items()}
     return RuleResult(inputs, output, kept=kept, is_cheap=True)
 
 
@@ -129,29 +127,14 @@ def _product(left: str, right: str, bias: str = "") -> Rule:
         rows = ("m",) if len(first) > 1 else ()
         columns = ("n",) if len(second) > 1 else ()
         count = len(made) - len(rows) - len(columns)
-        batch = _labels(count)
-
-        def front(shape: Shape) -> Dims:
-            sizes = shape[:-2]
-            names = batch[count - len(sizes) :]
-            whole = made[count - len(sizes) : count]
-            return tuple(
-                name if size == full else None for name, size, full in zip(names, sizes, whole, strict=True)
-            )
-
+        batch, whole = _labels(count), made[:count]
         output: Dims = (*batch, *rows, *columns)
         inputs: dict[str, Dims] = {
-            left: (*front(first), *rows, "k"),
-            right: (*front(second), "k", *columns),
+            left: (*_aligned(first[:-2], batch, whole), *rows, "k"),
+            right: (*_aligned(second[:-2], batch, whole), "k", *columns),
         }
         if bias in call.shapes:
-            shape = call.shapes[bias]
-            inputs[bias] = tuple(
-                name if size == full else None
-                for name, size, full in zip(
-                    output[len(output) - len(shape) :], shape, made[len(made) - len(shape) :], strict=True
-                )
-            )
+            inputs[bias] = _aligned(call.shapes[bias], output, made)
         return RuleResult(inputs, output, frozenset("k"), frozenset((left, right)))
 
     return rule
@@ -202,12 +185,7 @@ def _attention(call: OperatorCall) -> RuleResult:
     asked: Dims = (*front, None, None)
     inputs: dict[str, Dims] = {"query": (*front, "s", None), "key": asked, "value": asked}
     if "attn_mask" in call.shapes:
-        shape = call.shapes["attn_mask"]
-        output: Dims = (*front, "s", None)
-        inputs["attn_mask"] = tuple(
-            name if size == full else None
-            for name, size, full in zip(output[-len(shape) :], shape, call.output[-len(shape) :], strict=True)
-        )
+        inputs["attn_mask"] = _aligned(call.shapes["attn_mask"], (*front, "s", None), call.output)
     parts = {name: math.gcd(*sizes) for name, *sizes in zip(front, query, key, strict=False)}
     kept = frozenset(("query", "key", "value", "output"))
     causal = {"s": 1} if call.options.get("is_causal") else {}  # later positions look at more than early ones

@@ -7,7 +7,7 @@ are the model's own, under the model's names.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,10 +41,12 @@ class LossCode:
         whole: from labels and the number of samples, of the whole batch, to a tuple of values.
         share: from what the last stage gives, labels, those values and the number of samples of the whole
             batch to this share's part of the loss.
+        weights: by the name of a mean over targets that count, which of those values says what they weigh.
     """
 
     whole: SegmentGraph
     share: SegmentGraph
+    weights: Mapping[str, int]
 
 
 class TracedSegment(nn.Module):

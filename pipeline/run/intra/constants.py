@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_map_only
 
 from arborcast.pipeline.model.traced.capture import Captured
 from arborcast.pipeline.model.traced.effects import is_random, named
-from arborcast.pipeline.model.traced.operator_reader import arguments
 from arborcast.pipeline.model.traced.tensor_sizes import Sizes
 from arborcast.pipeline.run.devices import HOST, drawing_apart, seed
 from arborcast.pipeline.run.intra.changes import changed_arguments, check_changes
@@ -29,7 +28,6 @@ class Constants:
         captured: the model's graph.
         sizes: of the samples.
         buffers: of the model, by their nodes; they may change.
-        varying: names of what does depend on samples or parameters.
         collectives: of the mesh, which know where this rank is in it.
 
     Raises:
@@ -41,12 +39,11 @@ class Constants:
         captured: Captured,
         sizes: Sizes,
         buffers: Mapping[str, Tensor],
-        varying: set[str],
         collectives: MeshCollectives,
     ) -> None:
         """Nothing is computed yet."""
         self._captured, self._sizes, self._buffers = captured, sizes, buffers
-        self._varying, self._collectives = varying, collectives
+        self._collectives = collectives
         self._drawn: set[str] = set()  # random numbers, and what is made of them
         for node in captured.operators:
             if is_random(node) or any(it.name in self._drawn for it in node.all_input_nodes):
@@ -108,18 +105,6 @@ class Constants:
 
         return fx.map_arg(value, known)
 
-    def of_inputs(self, node: fx.Node, inputs: Mapping[str, Tensor]) -> Any:
-        """A value that depends on inputs alone, given whole by name."""
-        if node.name in inputs:
-            return inputs[node.name]
-        if node.name not in self._varying:
-            return self.value(node, 0)
-        values = {key: self.of_inputs(it, inputs) for key, it in arguments(node)[0].items()}
-        for key in changed_arguments(node):
-            values[key] = values[key].clone()
-        options = {key: it for key, it in arguments(node)[1].items() if key in named(node)}
-        return called(node.target, given(node, values | {k: self.plain(it, 0) for k, it in options.items()}))
-
     @contextmanager
     def drawing(self, node: fx.Node, turn: int, assignment: Assignment) -> Iterator[None]:
         """An operator's random numbers, the same for ranks that do the same work: what tells others apart."""
@@ -138,25 +123,11 @@ def is_number(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), known)
 
 
-def given(node: fx.Node, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by name, lists put together again."""
-    return {
-        name: values[name] if name in values else [values[f"{name}.{at}"] for at in range(len(value))]
-        for name, value in named(node).items()
-    }
-
-
-def why_unknown(captured: Captured, node: fx.Node) -> str:
-    """What a value depends on that is known only in a pass; empty for inputs and constants alone."""
-    waiting, seen = [node], set[fx.Node]()
+def ancestors(node: fx.Node) -> set[fx.Node]:
+    """All that a value of a graph is made of, itself included."""
+    found, waiting = {node}, [node]
     while waiting:
-        it = waiting.pop()
-        if it in seen:
-            continue
-        seen.add(it)
-        if it.name in captured.parameters:
-            return f"parameter {captured.parameters[it.name]}"
-        if is_random(it):
-            return f"random numbers of {it}"
-        waiting += it.all_input_nodes
-    return ""
+        new = set(waiting.pop().all_input_nodes) - found
+        found |= new
+        waiting += new
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import attrgetter
@@ -19,13 +20,13 @@ from arborcast.pipeline.model.traced.model import Traced
 from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batches import Batch
-from arborcast.pipeline.run.boundary import Boundaries
+from arborcast.pipeline.run.boundary import Boundaries, FakeStage
 from arborcast.pipeline.run.executor import LocalStage, StepExecutor
 from arborcast.pipeline.run.gradients import Gradients, SummedGradients
 from arborcast.pipeline.run.initial_weights import broadcast, give_values
 from arborcast.pipeline.run.intra.divided_stage import DividedStage, undivided
 from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives
-from arborcast.pipeline.run.intra.slice_messages import CrossingTensor, TypedMessages, slices_of
+from arborcast.pipeline.run.intra.slice_messages import CrossingTensor, slices_of
 from arborcast.pipeline.run.intra.stage_contents import StageContents
 from arborcast.pipeline.run.local_model import LocalModel
 from arborcast.pipeline.run.rank_context import RankContext
@@ -89,7 +90,8 @@ class DividedOperators(LocalStage):
         stage: divided.
         crossing: what crosses behind each stage of the plan but the last.
         meshes: of all stages.
-        says_types: whether autocast makes other types than were traced.
+        model: that they are of.
+        autocast: makes the context of forward passes where it makes other types than were traced.
     """
 
     takes_inputs, checks_loss = True, False
@@ -100,11 +102,14 @@ class DividedOperators(LocalStage):
         stage: DividedStage,
         crossing: Sequence[Sequence[CrossingTensor]],
         meshes: Sequence[Mesh],
-        *,
-        says_types: bool,
+        model: Traced,
+        autocast: Callable[[], AbstractContextManager[Any]] | None,
     ) -> None:
         self.assignment = assignment
-        self._stage, self._meshes, self._says_types = stage, meshes, says_types
+        self._stage, self._meshes, self._model, self._autocast = stage, meshes, model, autocast
+        own = assignment.plan.stages[assignment.stage]
+        self._layers = own.start, own.end
+        self._fake = None if autocast is None or not any(crossing) else FakeStage(model, *self._layers)
         number = assignment.stage
         self._ends = ((), *crossing, ())[number : number + 2]
         before, behind = ([it.tensor.value for it in tensors] for tensors in self._ends)
@@ -115,9 +120,25 @@ class DividedOperators(LocalStage):
         """What is trained does not change (`LocalModel.trained`)."""
 
     def boundaries(self, batch: Batch, *, training: bool) -> Boundaries:
-        """As `LocalStage.boundaries`: as traced."""
-        before, behind = (tuple(it.spec for it in tensors) for tensors in self._ends)
+        """As `LocalStage.boundaries`: as traced, of types that layers make of them."""
+        types = self._types(batch, training)
+        before, behind = (
+            tuple(replace(it.spec, dtype=types.get(it.tensor.value, it.dtype)) for it in tensors)
+            for tensors in self._ends
+        )
         return Boundaries(before, behind, overwrites=False)
+
+    def _types(self, batch: Batch, training: bool) -> dict[str, torch.dtype]:
+        """Of what crosses, by name, where autocast makes others than were traced."""
+        if self._fake is None or self._autocast is None:
+            return {}
+        found = self._fake.boundaries(batch.inputs, batch.sizes, training=training, autocast=self._autocast)
+        ends = zip(self._layers, (found.taken, found.given), strict=True)
+        return {
+            it.name: spec.dtype
+            for cut, specs in ends
+            for it, spec in zip(self._model.crossing(cut) if specs else (), specs, strict=True)
+        }
 
     def messages(
         self, boundaries: Boundaries, sizes: Sequence[int], links: Messenger, tag_of: TagOf, *, behind: bool
@@ -126,13 +147,12 @@ class DividedOperators(LocalStage):
         number = self.assignment.stage - (not behind)
         senders, receivers = self._meshes[number : number + 2]
         slices = slices_of([it.tensor for it in self._ends[behind]], senders, receivers, dist.get_rank())
-        kind = TypedMessages if self._says_types else BoundaryMessages
         wires = boundaries.given if behind else boundaries.taken
-        return kind(f"stage {self.assignment.stage}", wires, slices, links, tag_of)
+        return BoundaryMessages(f"stage {self.assignment.stage}", wires, slices, links, tag_of)
 
     def begin(self, batch: Batch) -> None:
         """As `LocalStage.begin`."""
-        self._stage.begin([batch.inputs_of(m, (0, size)) for m, size in enumerate(batch.sizes)])
+        self._stage.begin(batch.inputs)
 
     def split(self) -> SplitBackward:
         """As `LocalStage.split`: passes read parts of parameters, of which some are gathered."""
@@ -179,10 +199,10 @@ class DividedModel(LocalModel):
             PlanError: the plan is of another model, or cannot be run.
         """
         place, options, groups, faults = context.place, context.options, context.groups, context.faults
-        with faults.all_or_nothing(lambda: "giving the model its weights", forgives=True), groups.patient():
-            checkpoints.together(
-                groups.job, lambda: give_values(model, [(0, model.depth)], options.weights, options.seed)
-            )
+        context.together(
+            "giving the model its weights",
+            lambda: give_values(model, [(0, model.depth)], options.weights, options.seed),
+        )
         stage: DividedStage | None = None
         made: tuple[CollectiveCall, ...] = ()
         gradients: Callable[[], Gradients] | None = None
@@ -228,12 +248,10 @@ class DividedModel(LocalModel):
             groups.meet()
         parts = []
         if stage is not None:
-            shapes, says_types = [it.mesh for it in meshes], context.precision.dtype != "float32"
-            parts.append(
-                DividedOperators(
-                    place.assignments[0], stage, contents.crossing, shapes, says_types=says_types
-                )
-            )
+            shapes, autocast = [it.mesh for it in meshes], context.precision.autocast
+            casts = autocast if context.precision.dtype != "float32" else None
+            own = place.assignments[0]
+            parts.append(DividedOperators(own, stage, contents.crossing, shapes, model, casts))
         executor = StepExecutor(parts, module, update, context)
         first = model.holdings.names
         ends = [(one.mesh, other.mesh) for one, other in pairwise(plan.stages)]

@@ -24,13 +24,13 @@ from arborcast.pipeline.meshes import Spec
 from arborcast.pipeline.model.traced.capture import Captured
 from arborcast.pipeline.model.traced.effects import is_random, named
 from arborcast.pipeline.model.traced.model import Traced
-from arborcast.pipeline.model.traced.operator_reader import arguments, kind_of
-from arborcast.pipeline.model.traced.segments import register
+from arborcast.pipeline.model.traced.operator_reader import arguments
+from arborcast.pipeline.model.traced.segments import literal_path, register
 from arborcast.pipeline.model.traced.tensor_sizes import Sizes
 from arborcast.pipeline.operators import OperatorTrace
 from arborcast.pipeline.run.intra.changes import changed_arguments
-from arborcast.pipeline.run.intra.constants import Constants, is_number, why_unknown
-from arborcast.pipeline.run.intra.divided_operators import AGREEING, MEAN, Division, run, weight_of
+from arborcast.pipeline.run.intra.constants import Constants, ancestors, is_number
+from arborcast.pipeline.run.intra.divided_operators import Division, run
 from arborcast.pipeline.run.intra.divided_pass import Pass
 from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives, moved
 from arborcast.pipeline.run.intra.routes import PreparedRead, additions, readings
@@ -161,7 +161,6 @@ class DividedStage:
             captured,
             self._sizes,
             {node: self.rest[names[path]] for node, path in captured.buffers.items()},
-            self._varying,
             collectives,
         )
         several = {it.name for it in self._nodes.values() if not isinstance(it.meta.get("val"), Tensor)}
@@ -170,7 +169,8 @@ class DividedStage:
         self.ways = Counter(it.value for it in {it for own in self.readings for it in own})
         self._additions = list(additions(graph, chosen, setting))
         self.members = [tuple(self._prepared(*pair)) for pair in zip(graph.operators, chosen, strict=True)]
-        self._weighed = list(self._weighed_losses())
+        self._labels, self._losses = traced.labels, traced.losses
+        self._weights = self._weights_of_losses()
         self._model = traced.model
         self.module = nn.Module()  # without names of ours, which might be in their way
         self._result = captured.outputs[0].name
@@ -191,48 +191,42 @@ class DividedStage:
 
     # ------------------------------------------------------------------ passes
 
-    def begin(self, batch: Sequence[Sequence[Tensor]]) -> None:
+    def begin(self, inputs: Sequence[Tensor]) -> None:
         """Before the passes of a batch: what its targets weigh, where a loss is a mean over those that count.
 
         Args:
-            batch: the inputs of each microbatch.
+            inputs: of all microbatches.
         """
-        self._totals.clear()
-        if len(batch) == 1:  # it weighs its own
+        if not self._weights:
             return
-        for node in self._weighed:
-            tensors, options = arguments(node)
-            target, weight = tensors["target"], tensors.get("weight")
-            total = torch.zeros(())
-            for part in batch:
-                inputs = {it.name: whole for it, whole in zip(self._captured.inputs, part, strict=True)}
-                known = self._constants.of_inputs(target, inputs)
-                weights = None if weight is None else self._constants.of_inputs(weight, inputs)
-                total = total + weight_of(known, weights, options.get("ignore_index", -100))
-            self._totals[node.name] = total / len(batch)
+        code, labels = self._losses[0].whole, (inputs[it] for it in self._labels)
+        with torch.no_grad():
+            made = code.module(*labels, inputs[0].size(0), *map(self._undivided, code.tensors))
+        self._totals.update({name: made[at] / self._setting.microbatches for name, at in self._weights})
 
-    def _weighed_losses(self) -> Iterator[fx.Node]:
-        """Those that are means over targets that count.
+    def _weights_of_losses(self) -> tuple[tuple[str, int], ...]:
+        """Losses here that are means over targets that count, as `LossCode.weights`, of several microbatches.
 
         Raises:
             PlanError: there are several microbatches, and what targets weigh is known only in a pass.
         """
-        members = (it for operator in self._graph.operators if not operator.given for it in operator.made)
-        for node in (self._nodes.get(it.value.value) for it in members):
-            if node is None or kind_of(node) not in AGREEING:
-                continue
-            tensors, options = arguments(node)
-            if options.get("reduction", MEAN) != MEAN or tensors["target"].meta["val"].is_floating_point():
-                continue
-            if self._setting.microbatches > 1:
-                for key in ("target", "weight"):
-                    why = why_unknown(self._captured, tensors[key]) if key in tensors else ""
-                    if why:
-                        raise PlanError(
-                            f"operator {node}: must have 1 microbatch, as its {key} depends on {why}, got "
-                            f"{self._setting.microbatches}"
-                        )
-            yield node
+        count, members = self._setting.microbatches, {it.name for own in self.members for it in own}
+        if count == 1 or not self._losses:
+            return ()
+        code = self._losses[0]
+        values: Any = code.whole.module.graph.output_node().args[0]
+        for name in sorted(members & code.weights.keys()):
+            for it in filter(is_random, ancestors(values[code.weights[name]])):
+                raise PlanError(
+                    f"operator {name}: must have 1 microbatch, as its target depends on random numbers of "
+                    f"{it}, got {count}"
+                )
+        return tuple((name, at) for name, at in code.weights.items() if name in members)
+
+    def _undivided(self, path: str) -> Tensor | None:
+        """A tensor of the model by its name in segments; None of a parameter."""
+        literals = {literal_path(name): it for name, it in self._captured.literals.items()}
+        return literals.get(path, self.rest.get(self._holdings.names.get(path, "")))
 
     def forward(
         self,

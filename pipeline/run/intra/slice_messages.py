@@ -1,33 +1,24 @@
 """What a divided stage exchanges with the stages before and behind.
 
-    stage 0, mesh of 2          stage 1, mesh of 3
-    rank 0  entries [0, 6)  ->  rank 2  [0, 4)            every rank gets its own part of a tensor once,
-    rank 1  entries [6, 12) ->  rank 3  [4, 6) [6, 8)     from the ranks that have it; gradients go the
-                            ->  rank 4  [8, 12)           same way back (`sharding.slices.messages`)
-
-What autocast makes of values is not in the traced graph: then the first message of a boundary says the types.
+stage 0, mesh of 2          stage 1, mesh of 3
+rank 0  entries [0, 6)  ->  rank 2  [0, 4)            every rank gets its own part of a tensor once,
+rank 1  entries [6, 12) ->  rank 3  [4, 6) [6, 8)     from the ranks that have it; gradients go the
+->  rank 4  [8, 12)           same way back (`sharding.slices.messages`)
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from arborcast.pipeline.meshes import Mesh
 from arborcast.pipeline.run.boundary import TensorSpec
-from arborcast.pipeline.run.stage_messages import BoundaryMessages, PeerSlice, Pending, SlicesOf
+from arborcast.pipeline.run.stage_messages import PeerSlice, SlicesOf
 from arborcast.pipeline.sharding import graph, slices
 from arborcast.pipeline.sharding.slices import parted_dim
-
-TYPES = (
-    *(torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.complex128),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-)
-"""That may cross: a message says them by number."""
 
 
 @dataclass(frozen=True)
@@ -71,34 +62,3 @@ def slices_of(tensors: Sequence[graph.Tensor], senders: Mesh, receivers: Mesh, r
                     peer = it.dst if it.src == rank else it.src
                     found[number, back].append(PeerSlice(peer, it.start - first, it.stop - first))
     return lambda number, _, back: found[number, back]
-
-
-class TypedMessages(BoundaryMessages):
-    """Messages of which the first says the types of values, and gradients have the same."""
-
-    _is_told = False
-
-    def send(self, microbatch: int, tensors: Sequence[Tensor | None], *, back: bool) -> list[Pending]:
-        """As `BoundaryMessages.send`."""
-        sent = []
-        if not back and not self._is_told:
-            words = torch.tensor([TYPES.index(it.dtype) for it in tensors if it is not None])
-            self._take(words)
-            tag, what = self.tag_of(1, microbatch, False), "sending the types"
-            for peer in self._parcels(microbatch, False):
-                sent.append(self.links.send(words, peer, tag, what=what, microbatch=microbatch))
-        return sent + super().send(microbatch, tensors, back=back)
-
-    def receive(self, microbatch: int, *, back: bool) -> None:
-        """As `BoundaryMessages.receive`."""
-        if not back and not self._is_told:
-            words = torch.zeros(len(self.wires), dtype=torch.int64)
-            for peer in self._parcels(microbatch, False):
-                tag = self.tag_of(1, microbatch, False)
-                self.links.receive(words, peer, tag, what="types", microbatch=microbatch).wait()
-            self._take(words)
-        super().receive(microbatch, back=back)
-
-    def _take(self, words: Tensor) -> None:
-        pairs = zip(self.wires, words.tolist(), strict=True)
-        self.wires, self._is_told = [replace(wire, dtype=TYPES[at]) for wire, at in pairs], True

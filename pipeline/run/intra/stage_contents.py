@@ -15,7 +15,7 @@ from arborcast.pipeline.model.traced.operator_reader import kind_of, operator_tr
 from arborcast.pipeline.operators import OperatorTrace
 from arborcast.pipeline.run.divisibility import check_shared_statistics
 from arborcast.pipeline.run.intra.divided_operators import AGREEING
-from arborcast.pipeline.run.intra.slice_messages import TYPES, CrossingTensor
+from arborcast.pipeline.run.intra.slice_messages import CrossingTensor
 from arborcast.pipeline.sharding.graph import Graph, merged
 from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.pipeline.stages import Plan
@@ -99,7 +99,5 @@ def _crossing(model: Traced, sliced: Sliced, cut: int) -> Iterator[CrossingTenso
         value = model.training.nodes[tensor.value].meta["val"]
         if not isinstance(value, Tensor):
             raise PlanError(f"plan: {tensor.value}, which is several tensors, cannot cross to layer {cut}")
-        if value.dtype not in TYPES:
-            raise PlanError(f"plan: {tensor.value} of {value.dtype} cannot cross to layer {cut}")
         is_real = value.is_floating_point() or value.is_complex()
         yield CrossingTensor(tensor, value.dtype, is_real and tensor.value in sliced.graph.trained)
