@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.synth.chunks.bounds.flow_bounds import flow_bound
 from arborcast.synth.chunks.encodings.ilp import IlpSearch, flow_groups
 from arborcast.synth.chunks.encodings.restarted_program import RestartedProgram
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Search, Unknown
+from arborcast.synth.chunks.trees.column_generation import tree_bound
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover
@@ -57,7 +57,7 @@ def routing_instances(draw: st.DrawFn) -> Instance:
     chunks = draw(st.integers(1, 3))
     assert problem.latency is not None
     steps = problem.latency + draw(st.integers(0, 2))
-    least = math.ceil(flow_bound(problem, steps, deadline=Deadline()).ratio * chunks)
+    least = math.ceil(tree_bound(problem, steps, deadline=Deadline()).bound.ratio * chunks)
     rounds = max(steps, least + draw(st.integers(-1, 0)))
     return Instance(ChunkOrbits.trivial(problem, chunks), steps, rounds)
 
