@@ -10,6 +10,7 @@ from arborcast.synth.chunks.bounds import flow_bound as flows
 from arborcast.synth.chunks.bounds.flow_bound import flow_bound, flows_of
 from arborcast.synth.chunks.bounds.step_certificate import FlowDual
 from arborcast.synth.chunks.bounds.step_check import certified_ratio
+from arborcast.synth.chunks.limit_documents import limit_to_document
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.deadline import Deadline
@@ -94,6 +95,23 @@ def test_of_many_that_differ_the_narrowest_flows_do(monkeypatch):
     assert limit is not None and isinstance(limit.certificate, FlowDual)
     assert len(limit.certificate.flows) < len(flows_of(problem, sums=False))
     assert limit.ratio == everything
+
+
+def test_a_limit_of_a_mirror_image_is_written_for_the_fabric_as_it_is() -> None:
+    """A gather towards 0 over one-way links 2 -> 1 -> 0, proved of a scatter over the reversed ones."""
+    fabric = Topology.build("line", 3, [Link(1, 0, Fraction(2)), Link(2, 1, Fraction(1))])
+    turned = fabric.reversed()
+    limit = flow_bound(ChunkProblem.of(turned, Collective.on(turned, "scatter", root=0)), 2, deadline=EVER)
+    assert limit is not None
+    written = limit_to_document(limit, fabric, mirrored=True)["certificate"]
+    hops = {(link.src, link.dst) for link in fabric.links}
+    assert {(src, dst) for row in written["links"] for src, dst, _ in row} <= hops
+    ways = [(step, tuple(way)) for flow in written["flows"] for step, way, _ in flow["lengths"]]
+    assert ways and {way for _, way in ways} <= hops
+    plain = limit_to_document(limit, turned)["certificate"]
+    assert ways == [
+        (1 - step, tuple(way[::-1])) for flow in plain["flows"] for step, way, _ in flow["lengths"]
+    ]
 
 
 def test_capacities_of_any_size_make_no_difference():
