@@ -158,9 +158,9 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
             self._by_flows()
         if not self._is_of_interest(self.result.least):
             return
-        # Several demands make large integer programs of trees: there a search is faster.
-        is_first = not by_trees or (self._budget.slack is None and len(self._problem.demands) > 1)
-        if is_first and self._attempt():
+        # Several demands make large integer programs of trees: there a search is faster, if it is small.
+        several = self._budget.slack is None and len(self._problem.demands) > 1
+        if (not by_trees or (several and self._is_quick)) and self._attempt():
             return
         if by_trees:
             self._take_packing()
@@ -174,7 +174,8 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
     def _settle_large(self) -> None:
         """Pack, and make a plan of the packing; solvers are asked for the fewest chunks alone."""
         group = problem_group(self._problem)
-        if self._budget.gap and self._is_quick(group) and self._attempt_in_time():
+        asks_first = self._is_quick or not can_price(self._problem, group)
+        if self._budget.gap and asks_first and self._attempt_in_time():
             return
         trees = self._packed_large(group)
         if not self._is_of_interest(self.result.least):
@@ -217,11 +218,12 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
         """`_attempt` in a third of the time; whether that settled it."""
         return bool(self._in_part(3, self._attempt))
 
-    def _is_quick(self, group: Group) -> bool:
-        """Whether a solver should be asked first."""
+    @property
+    def _is_quick(self) -> bool:
+        """Whether a search at the limit has few possible sends."""
         chunks = next(admissible_chunk_counts(self.result.least, self._steps))
         sends = chunks * len(self._problem.demands) * len(self._problem.routes) * self._steps
-        return sends <= FEW_SENDS or not can_price(self._problem, group)
+        return sends <= FEW_SENDS
 
     def _packed_large(self, group: Group) -> TreeBound:
         """The packing and the best limit known, in half of the time."""
