@@ -183,6 +183,7 @@ def with_length(step: int, route: int, length: Fraction) -> dict[str, Any]:
         ({"links": EIGHTHS[1:]}, "needs a length for each of 8 links in 2 steps"),
         ({"links": (EIGHTHS[0], EIGHTHS[1][1:])}, "needs a length for each of 8 links in 2 steps"),
         ({"links": (EIGHTHS[0], (*EIGHTHS[1][1:], -EIGHTH))}, "step 1, link 3->1: a length .* got -1/8"),
+        ({"links": (EIGHTHS[0], (*EIGHTHS[1][1:], 0.125))}, "step 1, link 3->1: .* a fraction .* got 0.125"),
         (
             {"links": (EIGHTHS[0], (*EIGHTHS[1][1:], Fraction(1, 4)))},
             "step 1: capacities times lengths must add up to at most 1, got 9/8",
