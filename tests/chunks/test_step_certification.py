@@ -178,6 +178,16 @@ FAR_APART = Topology.build(
 )
 
 
+# One way through 200 switches, which each of 12 trees to one rank passes.
+CHAIN = Topology.build(
+    "chain",
+    13,
+    [Link(u, v, Fraction(1)) for u, v in pairwise((0, *range(13, 213)))]
+    + [Link(212, rank, Fraction(1)) for rank in range(1, 13)],
+    [f"s{number}" for number in range(200)],
+)
+
+
 @pytest.mark.parametrize(
     ("fabric", "steps", "used", "sizes"),
     [
@@ -186,6 +196,7 @@ FAR_APART = Topology.build(
         (catalog.load("ring:5"), 48, 1, range(48, 65)),
         (catalog.load("full:33"), 1, 1056, (48,)),
         (FAR_APART, 1000, 16, (49,)),
+        (CHAIN, 2, 212, range(46, 54)),
     ],
 )
 def test_numbers_that_words_just_hold_or_do_not(monkeypatch, fabric, steps, used, sizes):
@@ -193,7 +204,7 @@ def test_numbers_that_words_just_hold_or_do_not(monkeypatch, fabric, steps, used
     problem = problem_of(fabric, "broadcast")
     links = len(fabric.links)
     for bits in sizes:
-        length = Fraction((1 << bits) - 1, (1 << bits) * (links if fabric is FAR_APART else 1))
+        length = Fraction((1 << bits) - 1, (1 << bits) * (links if fabric.switches else 1))
         table = frozen([[length * (link < used) for link in range(links)]] * steps)
         said = []
         for largest in (None, 0):
