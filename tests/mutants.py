@@ -77,7 +77,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.certification.tolls": (TIMES,),
     "synth.chunks.bounds.step_check": ("chunks/test_step_certification.py",),
     "synth.chunks.bounds.spanning_check": ("chunks/test_spanning_costs.py",),
-    "synth.chunks.bounds.allreduce_check": ("chunks/test_allreduce_certificates.py",),
+    "synth.chunks.bounds.flow_check": ("chunks/test_flow_certificates.py",),
     "synth.simulation.events": SIMULATION,
     "synth.simulation.hops": (*SIMULATION, "implicit/test_orbit_timelines.py"),
     "synth.simulation.implicit_simulator": ("implicit/test_orbit_timelines.py",),

@@ -18,7 +18,7 @@ from arborcast.synth.certificate import Bound, Scope
 from arborcast.synth.chunks.allreduce.halves import Half, latency_of_parts, parts_of, static_ratio
 from arborcast.synth.chunks.allreduce.partial_sums import SumPlan, sum_problem, sum_schedule
 from arborcast.synth.chunks.allreduce.searcher import SearchEffort, SumAnswer, SumSearcher
-from arborcast.synth.chunks.bounds.flow_bounds import cut_bound
+from arborcast.synth.chunks.bounds.flow_bound import flow_bound
 from arborcast.synth.chunks.bounds.step_certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
 from arborcast.synth.chunks.problem.prune import ChunkPlan
@@ -259,7 +259,8 @@ class _Half:
         name = self.half.collective.kind
         _check_steps(name, self.half.latency, size)
         _check_ratio(name, size, [replace(self.half.static, steps=size.steps)])
-        _check_ratio(name, size, [cut_bound(self.half.problem, size.steps, deadline=self.searcher.deadline)])
+        flows = flow_bound(self.half.problem, size.steps, deadline=self.searcher.deadline)
+        _check_ratio(name, size, [flows] if flows else [])
         answer = self.searcher.search(size.chunks, size.steps, size.rounds)
         if isinstance(answer, Infeasible):
             words = f"{name} {size}: there is none, "

@@ -7,12 +7,13 @@ have one, step by step, because most have none.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fractions import Fraction
 from typing import Any, TypeAlias
 
 from arborcast.synth.chunks.bounds.step_certificate import (
+    FlowDual,
     MessageDual,
-    PairDual,
-    PathDual,
+    Pairs,
     RouteLengths,
     StaticLimit,
     StepBound,
@@ -30,25 +31,20 @@ def limit_to_document(limit: StepBound, topology: Topology, *, mirrored: bool = 
     """A limit with its certificate.
 
     Of a problem that is `mirrored`, on the reversed fabric, the lengths are given to the links as they are,
-    of the last step first.
+    of the last step first. What flows from a block to a rank then flows the other way; blocks keep their
+    numbers.
     """
     certificate: Document
     match limit.certificate:
         case StaticLimit(bound):
             certificate = {"kind": "static", "bound": bound_to_document(bound, topology)}
-        case PathDual(shares, assigned):
-            certificate = {
-                "kind": "paths",
-                "shares": [_lengths_to_document(lengths, topology, mirrored) for lengths in shares],
-                "assigned": [list(row) for row in assigned],
-            }
         case TreeDual(lengths):
             certificate = {"kind": "trees", "lengths": _lengths_to_document(lengths, topology, mirrored)}
-        case PairDual(links, pairs, symmetries):
+        case FlowDual(links, flows, symmetries):
             certificate = {
-                "kind": "pairs",
+                "kind": "flows",
                 "links": _lengths_to_document(links, topology, mirrored),
-                "pairs": _pairs_to_document(pairs, topology),
+                "flows": _flows_to_document(flows, limit.steps, topology, mirrored),
                 "symmetries": [[topology.label(vertex) for vertex in element] for element in symmetries],
             }
         case MessageDual(lengths, cost):
@@ -75,23 +71,22 @@ def _lengths_to_document(lengths: StepLengths, topology: Topology, mirrored: boo
     return table[::-1] if mirrored else table
 
 
-def _pairs_to_document(
-    pairs: Iterable[tuple[int, int, RouteLengths]], topology: Topology
-) -> list[dict[str, Any]]:
-    ways = _ways(topology)
+def _flows_to_document(
+    flows: Iterable[tuple[Pairs, RouteLengths]], steps: int, topology: Topology, mirrored: bool
+) -> list[Document]:
+    """Of each flow the blocks that it takes, each with the rank it takes it to; and lengths of routes."""
+    label = topology.label
+    routes = routes_of(topology.reversed() if mirrored else topology)
+    ways = [[label(vertex) for vertex in (route.src, *route.via, route.dst)] for route in routes]
+
+    def named(step: int, route: int, length: Fraction) -> list[Any]:
+        there = (steps - 1 - step, ways[route][::-1]) if mirrored else (step, ways[route])
+        return [*there, str(length)]
+
     return [
         {
-            "from": contributor,
-            "to": receiver,
-            "lengths": [[step, ways[route], str(length)] for step, route, length in lengths],
+            "pairs": [[block, label(rank)] for block, rank in pairs],
+            "lengths": [named(*each) for each in lengths],
         }
-        for contributor, receiver, lengths in pairs
-    ]
-
-
-def _ways(topology: Topology) -> list[list[int | str]]:
-    """The routes of a problem as their vertices are called."""
-    return [
-        [topology.label(vertex) for vertex in (route.src, *route.via, route.dst)]
-        for route in routes_of(topology)
+        for pairs, lengths in flows
     ]

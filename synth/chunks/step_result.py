@@ -15,9 +15,9 @@ from itertools import takewhile
 from typing import Generic, Protocol, TypeVar
 
 from arborcast.synth.chunks.bounds.step_certificate import (
+    FlowDual,
     MessageDual,
     PairDual,
-    PathDual,
     StaticLimit,
     StepBound,
     TreeDual,
@@ -237,7 +237,7 @@ def kept_optimum(
         subject,
         problem,
         found,
-        (StepOptimum, StepBound, PathDual, TreeDual, PairDual, MessageDual, Prover, *plans),
+        (StepOptimum, StepBound, FlowDual, TreeDual, PairDual, MessageDual, Prover, *plans),
         is_final=lambda optimum: not optimum.out_of_time and not optimum.lost_solvers,
         check=checked,
         steps=steps,
@@ -255,11 +255,11 @@ def explain(limit: StepBound) -> str:
     match limit.certificate:
         case StaticLimit(bound):
             return f"limit of any number of steps ({type(bound.certificate).__name__.lower()}, exact)"
-        case PathDual():
+        case PairDual():
+            return f"flows of every contribution in {steps} (dual, exact)"
+        case FlowDual():
             return f"flows in {steps} (dual, exact)"
         case TreeDual():
             return f"trees in {steps} (dual, exact)"
-        case PairDual():
-            return f"flows of every contribution in {steps} (dual, exact)"
         case MessageDual():
             return f"the fewest messages in {steps} (CaDiCaL)"

@@ -1,7 +1,7 @@
 """The least rounds per chunk of a given number of steps, over every number of chunks, and who attains it.
 
 A lower limit rho that holds for every C comes from linear programs: a packing of trees, which is exact and a
-schedule itself, or flows, which are exact where nothing is copied and weaker elsewhere. One search at the
+schedule itself, or flows, which are weaker, where trees have too many targets. One search at the
 smallest C for which rho * C is whole usually attains it, and then nothing needs to be refuted: rho in lowest
 terms has no smaller C. Otherwise the C in between are searched or refuted one by one. Feasibility is never
 assumed to be monotonic in C.
@@ -9,12 +9,11 @@ assumed to be monotonic in C.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeAlias
 
-from arborcast.synth.chunks.bounds.flow_bounds import cut_bound, flow_bound
+from arborcast.synth.chunks.bounds.flow_bound import flow_bound
 from arborcast.synth.chunks.bounds.step_certificate import StepBound
 from arborcast.synth.chunks.bounds.step_check import MOST_TREE_TARGETS
 from arborcast.synth.chunks.problem.instance import ChunkProblem
@@ -44,13 +43,12 @@ class SearchBudget:
     """How much is done for a number of steps; counted, so that it is the same on every machine.
 
     Attributes:
-        proofs: whether every limit that is affordable is worked out, or only the quickest.
+        proofs: whether a large problem's packing is made a plan as it stands.
         first_slices: effort of a search that may well fail, because its limit may be loose.
         last_slices: effort of a search whose answer matters.
         most_sends: possible sends (chunks, routes and steps multiplied) up to which a solver is asked.
         largest_guess: chunks up to which a ratio is looked for where no limit is attained.
         most_guesses: how many such searches there may be.
-        most_packed: blocks for one rank each up to which their ways are packed, where flows did not do.
         most_chunks: chunks of a block up to which packings become plans, and a solver is asked.
         slack: the part of its R/C that a packing of more may lose to have fewer, and then nothing is searched
             that has a packing; None where it must lose nothing.
@@ -63,16 +61,15 @@ class SearchBudget:
     most_sends: int
     largest_guess: int
     most_guesses: int
-    most_packed: int
     most_chunks: int = MOST_CHUNKS
     slack: Fraction | None = None
     gap: Fraction = Fraction(0)
 
 
-THOROUGH = SearchBudget(True, 3, 6, 400_000, 8, 40, 240)
+THOROUGH = SearchBudget(True, 3, 6, 400_000, 8, 40)
 """To prove: up to two minutes of each of two cores for a search."""
 
-QUICK = SearchBudget(False, 2, 2, 8_000, 2, 6, 0)
+QUICK = SearchBudget(False, 2, 2, 8_000, 2, 6)
 """To have a candidate: half a second for a search."""
 
 ROUNDED = replace(QUICK, most_sends=60_000, most_chunks=16)
@@ -96,14 +93,14 @@ MOST_SENDS = 130_000
 NEAR = Fraction(1, 200)
 """The part of its limit within which a plan of a large problem has the fewest chunks."""
 
-MOST_FLOW_TARGETS = 240
-"""Targets of all demands together up to which the coupled flow program is solved: seconds."""
+MOST_PACKED = 240
+"""Blocks for one rank each from which on their problem is large."""
 
 
 def is_large(problem: ChunkProblem) -> bool:
     """Whether there are so many ranks that limits and plans are those of packings, and solvers left alone."""
     if problem.is_routing:
-        return len(problem.demands) > THOROUGH.most_packed
+        return len(problem.demands) > MOST_PACKED
     return is_spanning(problem) and problem.ranks - 1 > MOST_TREE_TARGETS and len(problem.demands) > 1
 
 
@@ -154,29 +151,31 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
         if is_large(self._problem):
             self._settle_large()
             return
-        for raise_limit in self._limits():
-            before = self.result.least
-            raise_limit()
-            if not self._is_of_interest(self.result.least):
-                return
-            if self._trees is not None:
-                # Several demands make large integer programs of trees: there a search is faster.
-                if self._budget.slack is None and len(self._problem.demands) > 1 and self._attempt():
-                    return
-                self._take_packing()
-                if self._budget.slack is None:
-                    self._shrink()
-                elif self.result.ratio == self.result.least:
-                    self.result = self._with_reason(self.result)
-            elif (self.result.least > before or not self._spent) and self._attempt():
-                return
+        by_trees = max(len(demand.targets) for demand in self._problem.demands) <= MOST_TREE_TARGETS
+        if by_trees:
+            self._by_trees()
+        else:
+            self._by_flows()
+        if not self._is_of_interest(self.result.least):
+            return
+        # Several demands make large integer programs of trees: there a search is faster, if it is small.
+        several = self._budget.slack is None and len(self._problem.demands) > 1
+        if (not by_trees or (several and self._is_quick)) and self._attempt():
+            return
+        if by_trees:
+            self._take_packing()
+            if self._budget.slack is None:
+                self._shrink()
+            elif self.result.ratio == self.result.least:
+                self.result = self._with_reason(self.result)
         if self.result.plan is None:
             self._look_around()
 
     def _settle_large(self) -> None:
         """Pack, and make a plan of the packing; solvers are asked for the fewest chunks alone."""
         group = problem_group(self._problem)
-        if self._budget.gap and self._is_quick(group) and self._attempt_in_time():
+        asks_first = self._is_quick or not can_price(self._problem, group)
+        if self._budget.gap and asks_first and self._attempt_in_time():
             return
         trees = self._packed_large(group)
         if not self._is_of_interest(self.result.least):
@@ -219,11 +218,12 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
         """`_attempt` in a third of the time; whether that settled it."""
         return bool(self._in_part(3, self._attempt))
 
-    def _is_quick(self, group: Group) -> bool:
-        """Whether a solver should be asked first."""
+    @property
+    def _is_quick(self) -> bool:
+        """Whether a search at the limit has few possible sends."""
         chunks = next(admissible_chunk_counts(self.result.least, self._steps))
         sends = chunks * len(self._problem.demands) * len(self._problem.routes) * self._steps
-        return sends <= FEW_SENDS or not can_price(self._problem, group)
+        return sends <= FEW_SENDS
 
     def _packed_large(self, group: Group) -> TreeBound:
         """The packing and the best limit known, in half of the time."""
@@ -239,31 +239,15 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
             self._seeds |= {(tree.demand, tree.sends): None for tree in trees.trees}
         else:
             if not self._budget.gap:
-                self._by_cuts()
+                self._by_flows()
             assert self.result.limit is not None, "that of any number of steps at least"
             trees = tree_packing(problem, self.result.limit, deadline=deadline, group=group)
         assert self.result.limit is not None, "see above"
         return replace(trees, bound=self.result.limit)
 
-    def _limits(self) -> list[Callable[[], None]]:
-        """The ways to raise the limit, in the order in which they pay."""
-        if self._problem.is_routing:
-            # Flows are exact where nothing is copied; a packing attains them where the smallest C does not.
-            few = len(self._problem.demands) <= self._budget.most_packed
-            return [self._by_flows, self._by_trees] if few else [self._by_flows]
-        if max(len(demand.targets) for demand in self._problem.demands) <= MOST_TREE_TARGETS:
-            return [self._by_trees]  # exact, and mostly as fast as anything weaker
-        return [self._by_cuts, self._by_flows] if self._budget.proofs else [self._by_cuts]
-
-    def _by_cuts(self) -> None:
-        self._report("limit by cuts")
-        self._raise_to(cut_bound(self._problem, self._steps, deadline=self._searcher.deadline))
-
     def _by_flows(self) -> None:
-        targets = sum(len(demand.targets) for demand in self._problem.demands)
-        if self._problem.is_routing or targets <= MOST_FLOW_TARGETS:
-            self._report("limit by flows")
-            self._raise_to(flow_bound(self._problem, self._steps, deadline=self._searcher.deadline))
+        self._report("limit by flows")
+        self._raise_to(flow_bound(self._problem, self._steps, deadline=self._searcher.deadline))
 
     def _by_trees(self) -> None:
         self._report("limit by trees")

@@ -19,7 +19,6 @@ from arborcast.backends.measure.job import Reduction, Sweep, count_for
 from arborcast.synth import bounds
 from arborcast.synth.chunks.allreduce.allreduce_solver import THOROUGH, sum_optimum
 from arborcast.synth.chunks.allreduce.meeting_on_links import met_on_links
-from arborcast.synth.chunks.allreduce.pair_bound import pair_bound
 from arborcast.synth.chunks.allreduce.partial_sums import SumOrbits, pruned, sum_problem
 from arborcast.synth.chunks.allreduce.points import EVERY_SCHEDULE, MEETINGS_ON_LINKS
 from arborcast.synth.chunks.allreduce.searcher import SumSearcher
@@ -29,6 +28,7 @@ from arborcast.synth.chunks.allreduce.sum_formulas import (
     spread_search,
     sum_search,
 )
+from arborcast.synth.chunks.bounds.flow_bound import flow_bound
 from arborcast.synth.chunks.bounds.step_certificate import PairDual, StaticLimit
 from arborcast.synth.chunks.bounds.step_check import certified_ratio
 from arborcast.synth.chunks.curve import FrontierOptions
@@ -222,7 +222,7 @@ def test_what_is_proved_holds_for_several_partial_sums(fabric: Topology, size: t
     assert several or not found
     assert not (several and excluded)
     if problem.latency is not None and problem.latency <= steps:
-        limit = pair_bound(problem, steps, deadline=Deadline())
+        limit = flow_bound(problem, steps, deadline=Deadline(), sums=True)
         assert limit is not None and (not several or limit.ratio <= rounds)
 
 
@@ -241,9 +241,9 @@ def test_limits_hold_for_what_brute_force_and_searches_find(fabric: Topology, mo
     problem = sums_on(fabric)
     assert problem.latency is not None
     steps = problem.latency + more
-    limit = pair_bound(problem, steps, deadline=Deadline())
+    limit = flow_bound(problem, steps, deadline=Deadline(), sums=True)
     assert limit is not None and certified_ratio(problem, steps, limit.certificate) == limit.ratio > 0
-    alone = pair_bound(problem, steps, symmetries=(), deadline=Deadline())
+    alone = flow_bound(problem, steps, symmetries=(), deadline=Deadline(), sums=True)
     assert alone is not None and abs(alone.ratio - limit.ratio) < Fraction(1, 10**6)
     for chunks in (1, 2, 3):
         rounds = -(-limit.ratio * chunks // 1) - 1
@@ -296,7 +296,7 @@ def test_schedules_of_a_group_are_those_of_all_chunks() -> None:
 def test_a_limit_is_written_with_all_that_proves_it() -> None:
     fabric = load("ring:4")
     problem = sums_on(fabric)
-    limit = pair_bound(problem, 3, deadline=Deadline())
+    limit = flow_bound(problem, 3, deadline=Deadline(), sums=True)
     assert limit is not None and isinstance(limit.certificate, PairDual)
     document = json.loads(json.dumps(limit_to_document(limit, fabric)))
     assert (document["steps"], Fraction(document["ratio"])) == (3, limit.ratio)
@@ -304,16 +304,15 @@ def test_a_limit_is_written_with_all_that_proves_it() -> None:
     index = {(route.src, *route.via, route.dst): number for number, route in enumerate(problem.routes)}
     hops = [(link.src, link.dst) for link in fabric.links]
     rows = [{(src, dst): Fraction(length) for src, dst, length in row} for row in written["links"]]
-    pairs = (
+    flows = (
         (
-            pair["from"],
-            pair["to"],
-            tuple((step, index[tuple(way)], Fraction(length)) for step, way, length in pair["lengths"]),
+            tuple(map(tuple, flow["pairs"])),
+            tuple((step, index[tuple(way)], Fraction(length)) for step, way, length in flow["lengths"]),
         )
-        for pair in written["pairs"]
+        for flow in written["flows"]
     )
     links = tuple(tuple(row.get(hop, Fraction(0)) for hop in hops) for row in rows)
-    read = PairDual(links, tuple(pairs), tuple(map(tuple, written["symmetries"])))
+    read = PairDual(links, tuple(flows), tuple(map(tuple, written["symmetries"])))
     assert read == limit.certificate
     assert certified_ratio(problem, 3, replace(read, symmetries=())) < limit.ratio  # of fewer pairs
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.trees.pricing import TreeSearch
+from arborcast.synth.chunks.trees.pricing import TreeSearch, run_exactly
 from arborcast.synth.collective import Demand
 from arborcast.synth.errors import InfeasibleError, InputError
 from arborcast.synth.topology import Link, Topology
@@ -68,8 +68,8 @@ def test_costs_what_brute_force_finds(case):
 def test_integers_of_any_size_are_exact(case):
     problem, index, steps, prices = case
     huge = 10**40
-    cost, tree = TreeSearch(problem, index, steps).run_exactly(
-        [[huge * int(p) for p in row] for row in prices]
+    cost, tree = run_exactly(
+        TreeSearch(problem, index, steps).run, problem, [[huge * int(p) for p in row] for row in prices]
     )
     assert cost == huge * cost_by_holders(problem, problem.demands[index], steps, prices)
     check_tree(problem, index, steps, tree)
@@ -138,4 +138,4 @@ def test_refuses_words_that_overflow():
     problem = line(3)
     with pytest.raises(OverflowError, match="int64 prices"):
         TreeSearch(problem, 0, 2).run(np.full((2, 4), 1 << 59, dtype=np.int64))
-    assert TreeSearch(problem, 0, 2).run_exactly([[1 << 59] * 4] * 2)[0] == 1 << 60
+    assert run_exactly(TreeSearch(problem, 0, 2).run, problem, [[1 << 59] * 4] * 2)[0] == 1 << 60

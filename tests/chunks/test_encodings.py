@@ -6,7 +6,6 @@ One suite for all of them: a further encoding is a line of `ENCODINGS`.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -28,12 +27,11 @@ from arborcast.synth.chunks.problem.time_reversal import schedule_of
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Method
 from arborcast.synth.topology import Topology
-from tests.support.chunk_problems import COPIES, ROUTED, exists
+from tests.support.chunk_problems import COPIES, exists
 from tests.support.chunk_replay import instance_of, replay
 from tests.support.strategies import collectives, custom_collectives, topologies
 
 ENCODINGS: dict[str, Any] = {"smt": SmtSearch, "ilp": IlpSearch, "sat": sat_search}
-copying = partial(IlpSearch, copies=True)
 
 each_encoding = pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=ENCODINGS)
 
@@ -63,7 +61,7 @@ def verify_plan(instance: Instance, found: Feasible) -> None:
 
 
 def verdicts(instance: Instance) -> set[bool]:
-    return {verdict(encoding, instance) for encoding in [*ENCODINGS.values(), copying]}
+    return {verdict(encoding, instance) for encoding in ENCODINGS.values()}
 
 
 @st.composite
@@ -283,7 +281,7 @@ def test_z3_giving_up_is_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("encoding", "kinds"),
-    [(SmtSearch, COPIES), (sat_search, COPIES), (IlpSearch, COPIES), (copying, ROUTED)],
+    [(SmtSearch, COPIES), (sat_search, COPIES), (IlpSearch, COPIES)],
 )
 def test_fewer_steps_than_the_latency_are_impossible(encoding: Any, kinds: list[Kind]) -> None:
     for kind in kinds:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from arborcast import synth
 from arborcast.synth.chunks.bounds.step_certificate import StaticLimit
 from arborcast.synth.chunks.bounds.step_check import certified_ratio, static_ratio
-from arborcast.synth.chunks.encodings.ilp import IlpSearch
 from arborcast.synth.chunks.encodings.sat import sat_search
 from arborcast.synth.chunks.frontier import Frontier, latency_of, pareto
 from arborcast.synth.chunks.problem.instance import ChunkProblem
@@ -140,8 +139,7 @@ def test_no_small_instance_beats_a_proved_point(data: st.DataObject) -> None:
                 if Fraction(rounds, chunks) >= point.least:
                     break
                 instance = Instance(ChunkOrbits.trivial(problem, chunks), point.steps, rounds)
-                search = IlpSearch(instance) if problem.is_routing else sat_search(instance)
-                assert not isinstance(search.run(200), Feasible), (point, chunks, rounds)
+                assert not isinstance(sat_search(instance).run(200), Feasible), (point, chunks, rounds)
 
 
 @pytest.mark.parametrize("jobs", [2, pytest.param(3, marks=pytest.mark.long)])

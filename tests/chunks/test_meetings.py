@@ -13,9 +13,9 @@ from arborcast.synth import bounds
 from arborcast.synth.chunks.allreduce.cores import Core, boxes_of, cores_of, rails_of
 from arborcast.synth.chunks.allreduce.halves import static_ratio
 from arborcast.synth.chunks.allreduce.hierarchical import HierarchicalAllreduces
-from arborcast.synth.chunks.allreduce.pair_bound import pair_bound
 from arborcast.synth.chunks.allreduce.partial_sums import sum_schedule
 from arborcast.synth.chunks.allreduce.points import point_method
+from arborcast.synth.chunks.bounds.flow_bound import flow_bound
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -93,7 +93,7 @@ def test_what_meets_is_correct_and_no_better_than_the_limit(fabric: Topology, mo
     schedule, ratio, mixed = found
     assert synth.verify(schedule).correct
     assert schedule.steps == steps == len(schedule.rounds or ())
-    least = pair_bound(sums_on(fabric), steps, deadline=Deadline())
+    least = flow_bound(sums_on(fabric), steps, deadline=Deadline(), sums=True)
     assert least is not None and ratio >= least.ratio
     assert mixed <= float(ratio) * (1 + 1e-9)
     assert met(fabric, steps) == found

@@ -18,7 +18,7 @@ from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.step_solver import is_large
 from arborcast.synth.chunks.trees.column_generation import can_price, tree_bound, tree_packing
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
-from arborcast.synth.chunks.trees.pricing import TreeSearch
+from arborcast.synth.chunks.trees.pricing import TreeSearch, run_exactly
 from arborcast.synth.chunks.trees.spanning_oracle import SpanningSearch, is_spanning, twins
 from arborcast.synth.chunks.trees.tree_schedule import few_chunks_near
 from arborcast.synth.collective import Collective
@@ -74,7 +74,7 @@ def test_sets_of_ranks_and_sets_of_targets_give_the_same(topology: Topology, dat
         cost, tree = InsertionSearch(problem, demand, steps).run(prices.astype(np.float64))
         assert cost >= expected
         check_tree(problem, demand, steps, tree)
-        large = search.run_exactly([[price << 70 for price in row] for row in prices.tolist()])
+        large = run_exactly(search.run, problem, [[price << 70 for price in row] for row in prices.tolist()])
         assert large[0] == expected << 70
 
 

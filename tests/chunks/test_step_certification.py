@@ -4,9 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
 
-import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 from arborcast import topologies as catalog
 from arborcast.synth.bounds import bound
 from arborcast.synth.certificate import Cut
-from arborcast.synth.chunks.bounds.step_certificate import PathDual, StaticLimit, TreeDual
+from arborcast.synth.chunks.bounds.step_certificate import StaticLimit, TreeDual
 from arborcast.synth.chunks.bounds.step_check import (
     MOST_TREE_TARGETS,
     certified_ratio,
@@ -30,41 +28,22 @@ from tests.support.timed_trees import all_trees, cost
 HALF = Fraction(1, 2)
 
 
-def drawn_tables(draw: Callable, problem: ChunkProblem, steps: int, count: int) -> list[list[list[Fraction]]]:
-    """Lengths that keep the rule however they are added up."""
-    units = st.integers(0, 5)
-    entries = [[[draw(units) for _ in problem.topology.links] for _ in range(steps)] for _ in range(count)]
-    largest = max(
-        sum(c * sum(table[step][link] for table in entries) for link, c in enumerate(problem.capacities))
-        for step in range(steps)
-    )
-    return [[[Fraction(entry, max(largest, 1)) for entry in row] for row in table] for table in entries]
+def drawn_table(draw: Callable, problem: ChunkProblem, steps: int) -> list[list[Fraction]]:
+    """Lengths that keep the rule."""
+    table = [[draw(st.integers(0, 5)) for _ in problem.topology.links] for _ in range(steps)]
+    largest = max(sum(map(int.__mul__, problem.capacities, row)) for row in table)
+    return [[Fraction(entry, max(largest, 1)) for entry in row] for row in table]
 
 
 def frozen(table: list[list[Fraction]]) -> tuple[tuple[Fraction, ...], ...]:
     return tuple(map(tuple, table))
 
 
-def shortest(problem: ChunkProblem, demand: Demand, target: int, table: list[list[Fraction]]) -> Fraction:
-    """By networkx, route by route."""
-    graph = nx.DiGraph()
-    for step, row in enumerate(table):
-        for rank in range(problem.ranks):
-            graph.add_edge((rank, step), (rank, step + 1), weight=Fraction(0))
-        for route in problem.routes:
-            length = sum((row[link] for link in route.links), Fraction(0))
-            ends = (route.src, step), (route.dst, step + 1)
-            if not graph.has_edge(*ends) or graph.edges[ends]["weight"] > length:
-                graph.add_edge(*ends, weight=length)
-    sources = {(source, 0) for source in demand.sources}
-    return nx.multi_source_dijkstra(graph, sources, (target, len(table)))[0]
-
-
 @given(st.data())
 @settings(max_examples=60)
 def test_the_ratio_of_trees_is_that_of_all_trees_listed(data):
     problem, steps = data.draw(small_problems())
-    (table,) = drawn_tables(data.draw, problem, steps, 1)
+    table = drawn_table(data.draw, problem, steps)
     expected = sum(
         min(cost(problem, tree, table) for tree in all_trees(problem, demand, steps))
         for demand in problem.demands
@@ -77,35 +56,11 @@ def test_the_ratio_of_trees_is_that_of_all_trees_listed(data):
 
 
 @given(st.data())
-@settings(max_examples=60)
-def test_the_ratio_of_paths_is_that_of_networkx(data):
-    problem, steps = data.draw(small_problems())
-    tables = drawn_tables(data.draw, problem, steps, 2)
-    most = max(len(demand.targets) for demand in problem.demands)
-    assigned = tuple(
-        tuple(data.draw(st.integers(0, 1)) for _ in demand.targets) for demand in problem.demands
-    )
-    tables = [[[length / most for length in row] for row in table] for table in tables]
-    expected = sum(
-        shortest(problem, demand, target, tables[share])
-        for demand, shares in zip(problem.demands, assigned, strict=True)
-        for target, share in zip(sorted(demand.targets), shares, strict=True)
-    )
-    certificate = PathDual(tuple(map(frozen, tables)), assigned)
-    assert certified_ratio(problem, steps, certificate) == expected
-
-
-@given(st.data())
 @settings(max_examples=40)
 def test_no_lengths_prove_more_than_the_best_packing(data):
     problem, steps = data.draw(small_problems())
-    table, other = drawn_tables(data.draw, problem, steps, 2)
-    most = max(len(demand.targets) for demand in problem.demands)
-    shares = tuple(tuple(tuple(length / most for length in row) for row in each) for each in (table, other))
-    assigned = tuple(tuple(target % 2 for target in demand.targets) for demand in problem.demands)
-    truth = least_ratio(problem, steps)
-    assert certified_ratio(problem, steps, TreeDual(frozen(table))) <= truth
-    assert certified_ratio(problem, steps, PathDual(shares, assigned)) <= truth
+    table = drawn_table(data.draw, problem, steps)
+    assert certified_ratio(problem, steps, TreeDual(frozen(table))) <= least_ratio(problem, steps)
 
 
 @given(st.data())
@@ -113,15 +68,10 @@ def test_no_lengths_prove_more_than_the_best_packing(data):
 def test_lengths_of_any_number_of_digits_are_exact(data):
     """Beyond int64 the same is done in Python integers."""
     problem, steps = data.draw(small_problems())
-    (table,) = drawn_tables(data.draw, problem, steps, 1)
+    table = drawn_table(data.draw, problem, steps)
     less = Fraction(10**30, 10**30 + 57)
     finer = [[length * less for length in row] for row in table]
     ratios = [certified_ratio(problem, steps, TreeDual(frozen(each))) for each in (table, finer)]
-    assert ratios[1] == ratios[0] * less
-    most = max(len(demand.targets) for demand in problem.demands)
-    assigned = tuple((0,) * len(demand.targets) for demand in problem.demands)
-    shares = [frozen([[length / most for length in row] for row in each]) for each in (table, finer)]
-    ratios = [certified_ratio(problem, steps, PathDual((share,), assigned)) for share in shares]
     assert ratios[1] == ratios[0] * less
 
 
@@ -130,51 +80,16 @@ LINE = Topology.build("line", 3, [Link(0, 1, Fraction(1)), Link(1, 2, Fraction(2
 BROADCAST = problem_of(LINE, "broadcast")
 
 
-def paths(*shares: list[list[Any]], assigned: tuple[tuple[int, ...], ...] = ((0, 1),)) -> PathDual:
-    return PathDual(tuple(map(frozen, shares)), assigned)
-
-
 ZERO = [[Fraction(0), Fraction(0)], [Fraction(0), Fraction(0)]]
-REFUSED = [
-    ([ZERO], ((0, 0), (0, 0)), "needs shares for each of 1 demands, got them for 2"),
-    ([ZERO], ((0,),), "demand 0 needs a share for each of 2 targets, got 1"),
-    ([ZERO], ((0, 1),), r"demand 0: share must be in 0\.\.0, got 1"),
-    ([ZERO], ((0, -1),), r"demand 0: share must be in 0\.\.0, got -1"),
-    ([], ((0, 0),), r"share must be in 0\.\.-1, got 0"),
-    ([ZERO[:1]], ((0, 0),), r"share needs one row per step \(2\), got 1"),
-    ([ZERO, [*ZERO, ZERO[0]]], ((0, 0),), r"share 1 needs one row per step \(2\), got 3"),
-    (
-        [[ZERO[0], ZERO[0][:1]]],
-        ((0, 0),),
-        r"share, step 1: needs one length per link \(2\), got 1",
-    ),
-    (
-        [[ZERO[0], [Fraction(0), Fraction(-1, 7)]]],
-        ((0, 0),),
-        "share, step 1, link 1->2: length must not be negative, got -1/7",
-    ),
-    ([[[0.25, Fraction(0)], ZERO[0]]], ((0, 0),), "step 0, link 0->1: length must be a fraction, got 0.25"),
-    (  # 1 * 1/3 for each of two targets, and 2 * 1/4 for each
-        [[ZERO[0], [Fraction(1, 3), Fraction(1, 4)]]],
-        ((0, 0),),
-        "step 1: capacities times lengths must add up to at most 1, got 5/3",
-    ),
-]
-
-
-@pytest.mark.parametrize(("shares", "assigned", "message"), REFUSED)
-def test_paths_that_break_a_rule_are_refused(shares, assigned, message):
-    with pytest.raises(InputError, match=message):
-        certified_ratio(BROADCAST, 2, paths(*shares, assigned=assigned))
 
 
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        (ZERO[:1], r"lengths needs one row per step \(2\), got 1"),
-        ([ZERO[0], [Fraction(0)]], r"lengths, step 1: needs one length per link \(2\), got 1"),
-        ([[Fraction(-1), Fraction(0)], ZERO[0]], "step 0, link 0->1: length must not be negative, got -1"),
-        ([[0.5, Fraction(0)], ZERO[0]], "must be a fraction, got 0.5"),
+        (ZERO[:1], "needs a length for each of 2 links in 2 steps"),
+        ([ZERO[0], [Fraction(0)]], "needs a length for each of 2 links in 2 steps"),
+        ([[Fraction(-1), Fraction(0)], ZERO[0]], "step 0, link 0->1: a length .* not negative, got -1"),
+        ([[0.5, Fraction(0)], ZERO[0]], "a length must be a fraction and not negative, got 0.5"),
         ([[Fraction(1), Fraction(1, 9)], ZERO[0]], "step 0: .* must add up to at most 1, got 11/9"),
     ],
 )
@@ -183,28 +98,8 @@ def test_trees_that_break_a_rule_are_refused(lengths, message):
         certified_ratio(BROADCAST, 2, TreeDual(frozen(lengths)))
 
 
-def test_the_rule_takes_the_largest_total_of_a_demand_on_each_link():
-    """Two blocks, from 0 and from 2, whose lengths never meet on a link: each may use all there is."""
-    ring = Topology.build("ring", 3, [Link(u, (u + 1) % 3, Fraction(1)) for u in range(3)])
-    problem = ChunkProblem.of(
-        ring,
-        Collective.custom(
-            ring, [Demand(frozenset({0}), frozenset({1})), Demand(frozenset({2}), frozenset({0}))]
-        ),
-    )
-    first, second = [[HALF, Fraction(0), Fraction(0)]], [[Fraction(0), Fraction(0), HALF]]
-    assert certified_ratio(problem, 1, paths(first, second, assigned=((0,), (1,)))) == 1
-    both = [[HALF, Fraction(0), HALF]]
-    assert certified_ratio(problem, 1, paths(both, assigned=((0,), (0,)))) == 1
-    beyond = [[HALF, HALF, HALF]]
-    with pytest.raises(InputError, match="at most 1, got 3/2"):
-        certified_ratio(problem, 1, paths(beyond, second, assigned=((0,), (1,))))
-
-
 def test_too_few_steps_prove_nothing():
     one_step = [[Fraction(0), Fraction(0)]]
-    with pytest.raises(InputError, match="demand 0: rank 2 cannot be reached in 1 steps"):
-        certified_ratio(BROADCAST, 1, paths(one_step, assigned=((0, 0),)))
     with pytest.raises(InputError, match="demand 0: its targets cannot all be reached in 1 steps"):
         certified_ratio(BROADCAST, 1, TreeDual(frozen(one_step)))
     with pytest.raises(InputError, match="steps must be at least 1, got 0"):
@@ -214,8 +109,6 @@ def test_too_few_steps_prove_nothing():
 def test_without_any_link_nothing_is_reached():
     apart = Topology.build("apart", 2, [])
     problem = problem_of(apart, "broadcast")
-    with pytest.raises(InputError, match="demand 0: rank 1 cannot be reached in 1 steps"):
-        certified_ratio(problem, 1, PathDual((((),),), ((0,),)))
     with pytest.raises(InputError, match="cannot all be reached"):
         certified_ratio(problem, 1, TreeDual(((),)))
 
@@ -285,6 +178,16 @@ FAR_APART = Topology.build(
 )
 
 
+# One way through 200 switches, which each of 12 trees to one rank passes.
+CHAIN = Topology.build(
+    "chain",
+    13,
+    [Link(u, v, Fraction(1)) for u, v in pairwise((0, *range(13, 213)))]
+    + [Link(212, rank, Fraction(1)) for rank in range(1, 13)],
+    [f"s{number}" for number in range(200)],
+)
+
+
 @pytest.mark.parametrize(
     ("fabric", "steps", "used", "sizes"),
     [
@@ -293,6 +196,7 @@ FAR_APART = Topology.build(
         (catalog.load("ring:5"), 48, 1, range(48, 65)),
         (catalog.load("full:33"), 1, 1056, (48,)),
         (FAR_APART, 1000, 16, (49,)),
+        (CHAIN, 2, 212, range(46, 54)),
     ],
 )
 def test_numbers_that_words_just_hold_or_do_not(monkeypatch, fabric, steps, used, sizes):
@@ -300,19 +204,18 @@ def test_numbers_that_words_just_hold_or_do_not(monkeypatch, fabric, steps, used
     problem = problem_of(fabric, "broadcast")
     links = len(fabric.links)
     for bits in sizes:
-        length = Fraction((1 << bits) - 1, (1 << bits) * (links if fabric is FAR_APART else 1))
+        length = Fraction((1 << bits) - 1, (1 << bits) * (links if fabric.switches else 1))
         table = frozen([[length * (link < used) for link in range(links)]] * steps)
-        for certificate in (TreeDual(table), paths(table, assigned=((0,) * (fabric.ranks - 1),))):
-            said = []
-            for largest in (None, 0):
-                with monkeypatch.context() as patch:
-                    if largest is not None:
-                        patch.setattr("arborcast.synth.chunks.bounds.step_check._LARGEST", largest)
-                    try:
-                        said.append(str(certified_ratio(problem, steps, certificate)))
-                    except InputError as error:
-                        said.append(str(error))
-            assert said[0] == said[1], bits
+        said = []
+        for largest in (None, 0):
+            with monkeypatch.context() as patch:
+                if largest is not None:
+                    patch.setattr("arborcast.synth.chunks.bounds.step_check._LARGEST", largest)
+                try:
+                    said.append(str(certified_ratio(problem, steps, TreeDual(table))))
+                except InputError as error:
+                    said.append(str(error))
+        assert said[0] == said[1], bits
 
 
 def test_lengths_far_above_one_are_refused():

@@ -13,7 +13,7 @@ import pytest
 from arborcast import synth
 from arborcast.synth.certificate import Bound
 from arborcast.synth.chunks import step_solver as module
-from arborcast.synth.chunks.bounds.step_certificate import PathDual, StaticLimit, StepBound, TreeDual
+from arborcast.synth.chunks.bounds.step_certificate import FlowDual, StaticLimit, StepBound, TreeDual
 from arborcast.synth.chunks.frontier import Frontier, pareto
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkSend
@@ -71,18 +71,20 @@ def optimum_of(
 ) -> tuple[StepOptimum, list[Asked]]:
     """Gather on a ring of 4: 3 blocks over 2 links to the root, so that R/C is 3/2 and C even.
 
-    No packing of ways follows the flows, so that the scripted answers decide.
+    As where trees have too many targets, flows limit it, so that the scripted answers decide.
     """
     searcher = Scripted(problem_of("ring:4", "gather"), answer)
-    budget = QUICK if quick else replace(THOROUGH, most_packed=0)
-    return step_optimum(searcher, 2, loose(2), below, budget), searcher.asked
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("arborcast.synth.chunks.step_solver.MOST_TREE_TARGETS", 0)
+        found = step_optimum(searcher, 2, loose(2), below, QUICK if quick else THOROUGH)
+    return found, searcher.asked
 
 
 def test_attained_in_lowest_terms_nothing_is_left_to_refute() -> None:
     optimum, asked = optimum_of(lambda chunks, slices: FOUND)
     assert (optimum.ratio, optimum.chunks, optimum.is_settled) == (Fraction(3, 2), 2, True)
     assert optimum.minimality_proof == "3/2 is in lowest terms"
-    assert isinstance(optimum.limit.certificate, PathDual)
+    assert isinstance(optimum.limit.certificate, FlowDual)
     assert explain(optimum.limit) == "flows in 2 steps (dual, exact)"
     assert asked == [(2, 3, THOROUGH.first_slices)]
 
@@ -110,7 +112,7 @@ def test_what_was_worked_out_to_its_end_is_kept_with_a_limit_that_is_checked_aga
     optimum, _ = optimum_of(lambda chunks, slices: FOUND if chunks == 6 else REFUTED)
     gather = problem_of("ring:4", "gather")
     limit = optimum.limit
-    assert limit is not None and isinstance(limit.certificate, PathDual)
+    assert limit is not None and isinstance(limit.certificate, FlowDual)
     static, worked_out = loose(2), 0
 
     def asked(question: int, changed: StepOptimum[ChunkPlan]) -> StepOptimum[ChunkPlan]:

@@ -113,7 +113,7 @@ def test_there_is_none_with_its_proof(command: Command) -> None:
     assert ran.document["infeasible"] and ran.document["proved"] is True
     assert ran.document["proved_by"] == ["exact limit"]
     assert ran.document["certificate"]["ratio"] == "3/2"
-    assert ran.document["certificate"]["certificate"]["kind"] == "paths"
+    assert ran.document["certificate"]["certificate"]["kind"] == "flows"
     assert "2 steps need at least 3/2 rounds per chunk" in ran.document["why"]
 
 

@@ -41,7 +41,7 @@ solve dragonfly:4x2x2 alltoall form=implicit
 solve mi250:boxes=2 allreduce tolerance=1/10 form=implicit
 solve mi250:boxes=4 allgather max_height=8 form=implicit
 tree_bound dgx1 allgather 2
-flow_bound torus:3x3 alltoall 3
+flow_bound torus:4x4 broadcast 5
 pareto ring:4 allgather
 """
 
@@ -49,7 +49,7 @@ SCRIPT = """
 import sys
 from hashlib import sha256
 from arborcast import topologies
-from arborcast.synth.chunks.bounds.flow_bounds import flow_bound
+from arborcast.synth.chunks.bounds.flow_bound import flow_bound
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.trees.column_generation import tree_bound
 from arborcast.synth.collective import Collective
@@ -136,7 +136,7 @@ WHOLE = {
     "synth/alltoallv/block_cuts.py",
     "synth/bounds/routing_trees.py",
     "synth/chunks/allreduce/hierarchical.py",
-    "synth/chunks/allreduce/pair_bound.py",
+    "synth/chunks/bounds/flow_bound.py",
     "synth/lp/exact_system.py",
     "synth/packing/mwu.py",
 }

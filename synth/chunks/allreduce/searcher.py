@@ -11,8 +11,8 @@ from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import TypeAlias, cast
 
-from arborcast.synth.chunks.allreduce.pair_bound import pair_bound
 from arborcast.synth.chunks.allreduce.partial_sums import ChunkSum, SumOrbits, SumPlan, pruned
+from arborcast.synth.chunks.bounds.flow_bound import flow_bound
 from arborcast.synth.chunks.bounds.step_certificate import StepBound
 from arborcast.synth.chunks.encodings.registry import Encoding
 from arborcast.synth.chunks.problem.orbits import Group
@@ -64,13 +64,13 @@ class SumSearcher(ProblemSearcher):
     _flow_limits: dict[int, StepBound | None] = field(default_factory=dict)
 
     def flow_limit(self, steps: int) -> StepBound | None:
-        """`pair_bound` of so many steps, worked out once.
+        """`flow_bound` of so many steps, worked out once.
 
         Raises:
             TimedOutError: the deadline passed.
         """
         if steps not in self._flow_limits:
-            self._flow_limits[steps] = pair_bound(self.problem, steps, deadline=self.deadline)
+            self._flow_limits[steps] = flow_bound(self.problem, steps, deadline=self.deadline, sums=True)
         return self._flow_limits[steps]
 
     def search(self, chunks: int, steps: int, rounds: int, trial: SearchEffort = SearchEffort()) -> SumAnswer:

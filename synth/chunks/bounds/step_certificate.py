@@ -1,6 +1,6 @@
 """What proves that S steps need so many rounds per chunk, whatever the number of chunks.
 
-These are the values. `synth.chunks.bounds.flow_bounds` and `synth.chunks.trees.column_generation` find them
+These are the values. `synth.chunks.bounds.flow_bound` and `synth.chunks.trees.column_generation` find them
 with linear programs; `synth.chunks.bounds.step_check` recomputes in exact arithmetic, from the certificate
 alone, what each one proves.
 
@@ -10,8 +10,8 @@ time-expanded graph (vertices (rank, t); a send over a route from (u, t) to (v, 
 nothing). The least sum of the r_t is the least R/C over all C. Lengths y[t][e] >= 0 with
 sum_e capacity_e * y[t][e] <= 1 in every step prove that it is at least the sum over the demands of the
 cheapest tree under y (weak duality): that is `TreeDual`. A send costs what the links of its route do in
-its step, and a tree what its sends do. It costs at least what its ways to the targets do when the lengths
-are shared out among the targets: that is `PathDual`, weaker and easy to check.
+its step, and a tree what its sends do. It costs at least what the flows within it do when the lengths
+are shared out among these: that is `FlowDual`, weaker and easy to check.
 """
 
 from __future__ import annotations
@@ -35,24 +35,6 @@ class StaticLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class PathDual:
-    """Lengths of their own for each demand and target.
-
-    For each demand let total[demand] be the sum of the lengths of its targets (of the same step and link).
-    In each step the sum over links of capacity times the largest total among the demands is at most 1. The
-    ratio proved is the sum, over demands and targets, of the length of the shortest way from the demand's
-    sources to the target in S steps.
-
-    Attributes:
-        shares: distinct step lengths, so that demands with the same need not repeat them.
-        assigned: for each demand, for each of its targets in ascending order, an index into `shares`.
-    """
-
-    shares: tuple[StepLengths, ...]
-    assigned: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class TreeDual:
     """One set of lengths; the ratio proved is the sum over the demands of the cheapest tree.
 
@@ -66,30 +48,39 @@ class TreeDual:
 RouteLengths: TypeAlias = tuple[tuple[int, int, Fraction], ...]
 """Step, route and length, of those routes that have one in that step."""
 
+Pairs: TypeAlias = tuple[tuple[int, int], ...]
+"""Demands, no one twice, each with one of its targets."""
+
 
 @dataclass(frozen=True, slots=True)
-class PairDual:
-    """Of an allreduce: lengths of routes for each contribution and rank that it must reach.
+class FlowDual:
+    """Lengths of routes for each of some flows; a flow takes several blocks to one target of each.
 
-    A message may carry any number of contributions, so all pairs share it: in each step the lengths of a
-    route, of all pairs together, are at most those of its links, and the sum over links of capacity times
-    length is at most 1. The ratio proved is the sum over the pairs of the shortest way in S steps.
+    The messages of a schedule have room for each flow by itself: in each step the lengths of a route, of all
+    flows together, are at most those of its links, and the sum over links of capacity times length is at
+    most 1. The ratio proved is the sum, over the flows and what they take, of the shortest way in S steps
+    from the sources of the block to its target.
 
-    With symmetries, a pair stands for all pairs of its orbit, and its lengths, averaged over all symmetries,
+    With symmetries, a flow stands for all flows of its orbit, and its lengths, averaged over all symmetries,
     for theirs. Then it is enough that the rule holds on the mean of each orbit of routes: the mean of its
-    routes' lengths, each pair times its orbit, is at most the mean of what their links have. A shortest way
-    under averaged lengths is no shorter than the average of the shortest ways, and so each pair still proves
-    the length of its own as often as its orbit has pairs.
+    routes' lengths, each flow times its orbit, is at most the mean of what their links have. A shortest way
+    under averaged lengths is no shorter than the average of the shortest ways, and so each flow still proves
+    the length of its own as often as its orbit has flows.
 
     Attributes:
         links: a length for each step and link.
-        pairs: contributor, receiver and the lengths of their routes; one pair of each orbit at most.
-        symmetries: automorphisms, in capacities too, that keep the ranks that take part.
+        flows: what each takes, and the lengths of its routes.
+        symmetries: automorphisms, in capacities too, that map the demands to each other.
     """
 
     links: StepLengths
-    pairs: tuple[tuple[int, int, RouteLengths], ...]
+    flows: tuple[tuple[Pairs, RouteLengths], ...]
     symmetries: tuple[Permutation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PairDual(FlowDual):
+    """The same of an allreduce: a message may carry any number of contributions, so each flows alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +100,7 @@ class MessageDual:
     cost: Fraction
 
 
-StepCertificate: TypeAlias = StaticLimit | PathDual | TreeDual | PairDual | MessageDual
+StepCertificate: TypeAlias = StaticLimit | FlowDual | TreeDual | MessageDual
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """What the certificate of a step bound proves, recomputed from the certificate alone in exact arithmetic.
 
-`certified_ratio` is how every limit of `synth.chunks.bounds.flow_bounds` and
+`certified_ratio` is how every limit of `synth.chunks.bounds.flow_bound` and
 `synth.chunks.trees.column_generation` is checked, and it knows nothing of how they are found: lengths become
-integers, rules are checked, and shortest ways or cheapest trees in the time-expanded graph say what they
-prove (the theory is in `synth.chunks.bounds.step_certificate`).
+integers, rules are checked, and cheapest trees in the time-expanded graph say what they prove (the theory is
+in `synth.chunks.bounds.step_certificate`); of flows and messages `synth.chunks.bounds.flow_check` does.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 from arborcast.synth.certificate import Bound
 from arborcast.synth.certification import certified_rate
 from arborcast.synth.certification.exact_paths import FAR, Matrix, ways_between
-from arborcast.synth.chunks.bounds.allreduce_check import ratio_of_messages, ratio_of_pairs
+from arborcast.synth.chunks.bounds.flow_check import check_links, ratio_of_flows, ratio_of_messages
 from arborcast.synth.chunks.bounds.spanning_check import spanning_costs
 from arborcast.synth.chunks.bounds.step_certificate import (
+    FlowDual,
     MessageDual,
-    PairDual,
-    PathDual,
     StaticLimit,
     StepCertificate,
     StepLengths,
@@ -54,7 +53,7 @@ def certified_ratio(problem: ChunkProblem, steps: int, certificate: StepCertific
         problem: what is limited: the collective itself, the mirror image of a reduction, or that of an
             allreduce (`synth.chunks.allreduce.partial_sums.sum_problem`).
         steps: S.
-        certificate: lengths of paths or of trees; of an allreduce, of pairs or messages. Those of paths and
+        certificate: lengths of flows or of trees; of an allreduce, of pairs or messages. Those of flows and
             pairs take a shortest-way search per target; those of trees time exponential in the targets of a
             demand, those of messages a search by CaDiCaL.
 
@@ -66,12 +65,10 @@ def certified_ratio(problem: ChunkProblem, steps: int, certificate: StepCertific
     if steps < 1:
         raise InputError(f"certificate: steps must be at least 1, got {steps}")
     match certificate:
-        case PathDual():
-            return _ratio_of_paths(problem, steps, certificate)
+        case FlowDual():
+            return ratio_of_flows(problem, steps, certificate)
         case TreeDual():
             return _ratio_of_trees(problem, steps, certificate)
-        case PairDual():
-            return ratio_of_pairs(problem, steps, certificate)
         case MessageDual():
             return ratio_of_messages(problem, steps, certificate)
         case StaticLimit():
@@ -107,33 +104,11 @@ def static_ratio(topology: Topology, collective: Collective, bound: Bound) -> Fr
     return topology.bandwidth_unit / (rate * share)
 
 
-def _ratio_of_paths(problem: ChunkProblem, steps: int, certificate: PathDual) -> Fraction:
-    _check_assigned(problem, certificate)
-    fan_out = max(len(demand.targets) for demand in problem.demands)
-    lengths, scale = _whole(problem, steps, certificate.shares, "share", fan_out)
-    assignments = dict.fromkeys(certificate.assigned)
-    totals = [sum(lengths[share] for share in assigned) for assigned in assignments]
-    _check_capacity(problem, np.maximum.reduce(totals), scale)
-    sends = [_Sends.under(problem.topology, of_share) for of_share in lengths]
-    ways: dict[tuple[int, int], tuple[Whole, int]] = {}
-    total = 0
-    for index, (demand, assigned) in enumerate(zip(problem.demands, certificate.assigned, strict=True)):
-        for target, share in zip(sorted(demand.targets), assigned, strict=True):
-            if (share, target) not in ways:
-                ways[share, target] = sends[share].distances_to(target)
-            distances, never = ways[share, target]
-            nearest = min(int(distances[source]) for source in demand.sources)
-            if nearest >= never:
-                raise InputError(f"demand {index}: rank {target} cannot be reached in {steps} steps")
-            total += nearest
-    return Fraction(total, scale)
-
-
 def _ratio_of_trees(problem: ChunkProblem, steps: int, certificate: TreeDual) -> Fraction:
     fan_out = max(len(demand.targets) for demand in problem.demands)
-    lengths, scale = _whole(problem, steps, [certificate.lengths], "lengths", fan_out)
-    _check_capacity(problem, lengths[0], scale)
-    sends = _Sends.under(problem.topology, lengths[0])
+    check_links(problem, steps, certificate.lengths)
+    lengths, scale = _whole(problem, certificate.lengths, fan_out)
+    sends = _Sends.under(problem.topology, lengths)
     never = sends.never(fan_out)
     if fan_out > MOST_TREE_TARGETS and all(
         len(demand.targets) == problem.ranks - 1 for demand in problem.demands
@@ -173,79 +148,13 @@ def _ratio_of_spanning_trees(
     return Fraction(total << shift, scale)
 
 
-def _check_assigned(problem: ChunkProblem, certificate: PathDual) -> None:
-    if len(certificate.assigned) != len(problem.demands):
-        raise InputError(
-            f"certificate: needs shares for each of {len(problem.demands)} demands, "
-            f"got them for {len(certificate.assigned)}"
-        )
-    for index, (demand, assigned) in enumerate(zip(problem.demands, certificate.assigned, strict=True)):
-        if len(assigned) != len(demand.targets):
-            raise InputError(
-                f"certificate: demand {index} needs a share for each of {len(demand.targets)} targets, "
-                f"got {len(assigned)}"
-            )
-        for share in assigned:
-            if not 0 <= share < len(certificate.shares):
-                raise InputError(
-                    f"certificate: demand {index}: share must be in 0..{len(certificate.shares) - 1}, "
-                    f"got {share}"
-                )
-
-
-def _whole(
-    problem: ChunkProblem, steps: int, tables: Sequence[StepLengths], name: str, fan_out: int
-) -> tuple[Whole, int]:
-    """The lengths in whole units (table, step, link), and how many units are 1."""
-    for index, table in enumerate(tables):
-        _check_table(problem, steps, table, name if len(tables) == 1 else f"{name} {index}")
-    scale = math.lcm(*{length.denominator for length in _entries(tables)})
-    largest = max((length * scale for length in _entries(tables)), default=Fraction(0))
-    # The largest numbers that come up: a step's capacities times lengths, and twice what no tree costs,
-    # where no send passes a link twice.
-    sums = fan_out * max(sum(problem.capacities), 4 * len(problem.topology.links) * steps)
-    exact = np.array(
-        [[[int(length * scale) for length in row] for row in table] for table in tables], dtype=object
-    )
-    fits = (largest + 1) * sums <= _LARGEST
-    return (exact.astype(np.int64) if fits else exact).reshape(len(tables), steps, -1), scale
-
-
-def _entries(tables: Iterable[StepLengths]) -> Iterator[Fraction]:
-    return (length for table in tables for row in table for length in row)
-
-
-def _check_table(problem: ChunkProblem, steps: int, table: StepLengths, name: str) -> None:
-    links = problem.topology.links
-    if len(table) != steps:
-        raise InputError(f"certificate: {name} needs one row per step ({steps}), got {len(table)}")
-    for step, row in enumerate(table):
-        if len(row) != len(links):
-            raise InputError(
-                f"certificate: {name}, step {step}: needs one length per link ({len(links)}), got {len(row)}"
-            )
-        for link, length in zip(links, row, strict=True):
-            if not isinstance(length, (Fraction, int)):
-                raise InputError(
-                    f"certificate: {name}, step {step}, link {link.src}->{link.dst}: length must be a "
-                    f"fraction, got {length!r}"
-                )
-            if length < 0:
-                raise InputError(
-                    f"certificate: {name}, step {step}, link {link.src}->{link.dst}: length must not be "
-                    f"negative, got {length}"
-                )
-
-
-def _check_capacity(problem: ChunkProblem, lengths: Whole, scale: int) -> None:
-    """The rule that makes lengths a proof: in each step the capacities times them are at most 1."""
-    capacities = np.array(problem.capacities, dtype=lengths.dtype)
-    for step, used in enumerate((lengths * capacities).sum(axis=1)):
-        if used > scale:
-            raise InputError(
-                f"certificate: step {step}: capacities times lengths must add up to at most 1, "
-                f"got {Fraction(int(used), scale)}"
-            )
+def _whole(problem: ChunkProblem, table: StepLengths, fan_out: int) -> tuple[Whole, int]:
+    """The lengths in whole units (step, link), and how many units are 1."""
+    scale = math.lcm(*{length.denominator for row in table for length in row})
+    exact = np.array([[int(length * scale) for length in row] for row in table], dtype=object)
+    # The largest numbers that come up: twice what no tree costs, where no send passes a link twice.
+    fits = (int(exact.max(initial=0)) + 1) * fan_out * 4 * exact.size <= _LARGEST
+    return exact.astype(np.int64) if fits else exact, scale
 
 
 @dataclass(frozen=True)
@@ -278,18 +187,9 @@ class _Sends:
         senders, firsts = np.unique(src, return_index=True)
         return cls(topology.ranks, np.array([way[src, dst] for way in ways]), dst, senders, firsts)
 
-    def never(self, fan_out: int = 1) -> int:
+    def never(self, fan_out: int) -> int:
         """More than any tree with so many targets costs, where a tree is no more than a way to each."""
         return 1 + fan_out * sum(int(row.max(initial=0)) for row in self.costs)
-
-    def distances_to(self, target: int) -> tuple[Whole, int]:
-        """The shortest ways from each rank at the start to one at the end; and what none is as long as."""
-        never = self.never()
-        distances = np.full((1, self.ranks), never, dtype=self.costs.dtype)
-        distances[0, target] = 0
-        for costs in self.costs[::-1]:
-            distances = self.one_step_earlier(distances, costs)
-        return distances[0], never
 
     def one_step_earlier(self, later: Whole, costs: Whole) -> Whole:
         """What each rank (column) pays, who may wait for nothing or send once."""

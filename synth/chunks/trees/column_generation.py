@@ -26,7 +26,7 @@ from arborcast.synth.chunks.bounds.step_check import MOST_TREE_TARGETS, certifie
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
-from arborcast.synth.chunks.trees.pricing import TimedTree, TreeSearch, cost_of
+from arborcast.synth.chunks.trees.pricing import TimedTree, TreeSearch, cost_of, run_exactly
 from arborcast.synth.chunks.trees.spanning_oracle import (
     MOST_MOVES,
     SpanningSearch,
@@ -357,7 +357,9 @@ class _Generation:
         """Price once more in integers; whether that found a new tree while there was a gap."""
         whole, common = _in_whole_units(lengths)
         found = [
-            search.run_exactly(whole) for search in self._searches if not isinstance(search, InsertionSearch)
+            run_exactly(search.run, self._problem, whole)
+            for search in self._searches
+            if not isinstance(search, InsertionSearch)
         ]
         proved = Fraction(sum(map(operator.mul, self._counts, (cost for cost, _ in found))), common)
         packed = sum(durations_of(self._problem, self._steps, self.master.unfolded(weights)))

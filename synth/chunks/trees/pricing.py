@@ -7,10 +7,9 @@ without cycles) finds the cheapest way to serve them all, relays included.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import FunctionType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,10 +19,10 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.prune import TimedRoute, useful_sends
 from arborcast.synth.collective import Demand
 from arborcast.synth.errors import InfeasibleError, InputError
-from arborcast.synth.kernels.compiled import Ints, Kernel, kernel
+from arborcast.synth.kernels.compiled import Ints, kernel
 
 Prices: TypeAlias = NDArray[Any]
-"""One row per step, one entry per link of the topology, not negative; int64, float64, or Python integers."""
+"""One row per step, one entry per link of the topology, not negative; int64 or float64."""
 
 TimedTree: TypeAlias = tuple[TimedRoute, ...]
 """The sends of a tree, in order of step and route."""
@@ -90,8 +89,7 @@ class TreeSearch:
         """The cheapest tree from the sources of the demand to all its targets.
 
         Args:
-            prices: see `Prices`. Integers give an exact answer, and Python integers (an array of objects) may
-                be of any size, at the cost of a far slower search.
+            prices: see `Prices`. Integers give an exact answer.
 
         Returns:
             The cost, and the sends in order of step, each rank reached at most once.
@@ -102,12 +100,8 @@ class TreeSearch:
         costs: Prices = self.problem.route_costs(prices)
         graph, unreached = self._graph, self._unreached(costs)
         pair_costs = np.minimum.reduceat(costs, [ways[0] for ways in self._ways], axis=1)
-        if costs.dtype == np.object_:
-            fill, trace = _plain(_fill), _plain(_trace)
-        elif self.work > PLAIN_WORK:
-            fill, trace = _fill.compiled(), _trace.compiled()
-        else:
-            fill, trace = _fill, _trace
+        compiled = self.work > PLAIN_WORK
+        fill, trace = (_fill.compiled(), _trace.compiled()) if compiled else (_fill, _trace)
         table = fill(*graph, pair_costs, unreached)
         sends = trace(*graph, pair_costs, table)
         cost: Any = table[0, -1, -1]
@@ -116,13 +110,6 @@ class TreeSearch:
             useful_sends(self.problem, self._block, timed)
         )  # the table does not count what is free
         return (float(cost) if costs.dtype == np.float64 else int(cost)), tree
-
-    def run_exactly(self, prices: Sequence[Sequence[int]]) -> tuple[int, TimedTree]:
-        """The same with integers of any size, as fast as their size allows."""
-        highest = max(max(row) for row in prices)
-        fits = highest * max(len(route.links) for route in self.problem.routes) < self._word()
-        cost, tree = self.run(np.array(prices, dtype=np.int64 if fits else np.object_))
-        return int(cost), tree
 
     @cached_property
     def _block(self) -> Demand:
@@ -168,17 +155,11 @@ class TreeSearch:
             np.array(sorted(self._block.sources), dtype=np.int64),
         )
 
-    def _word(self) -> int:
-        """What a route may not cost, so that no sum of int64 costs is taken for unreached."""
-        return _UNREACHED // (self.steps * len(self._block.targets))
-
     def _unreached(self, costs: Prices) -> int | float:
         """More than any tree costs."""
         if costs.dtype == np.float64:
             return float(np.inf)
-        if costs.dtype == np.object_:
-            return int(costs.max()) * self.steps * len(self._block.targets) + 1
-        if int(costs.max()) >= self._word():
+        if int(costs.max()) >= _UNREACHED // (self.steps * len(self._block.targets)):
             raise OverflowError(
                 f"int64 prices of routes up to {costs.max()} in {self.steps} steps are too large"
             )
@@ -199,16 +180,24 @@ def cost_of(problem: ChunkProblem, tree: TimedTree, prices: Prices | Sequence[Se
     return sum(prices[step][link] for route, step in tree for link in problem.routes[route].links)
 
 
+def run_exactly(
+    run: Callable[[Prices], tuple[int | float, TimedTree]],
+    problem: ChunkProblem,
+    prices: Sequence[Sequence[int]],
+) -> tuple[int, TimedTree]:
+    """The cheapest tree by integers of any size, and its cost; where they are large, up to rounding.
+
+    `run` finds the cheapest by those that words hold.
+    """
+    most = max(map(max, prices)) * max(len(route.links) for route in problem.routes)
+    # A tree has no more sends than ranks in each step.
+    shift = max(0, (most * problem.ranks * len(prices)).bit_length() - _UNREACHED.bit_length() + 1)
+    _, tree = run(np.array([[price >> shift for price in row] for row in prices], dtype=np.int64))
+    return int(cost_of(problem, tree, prices)), tree
+
+
 def _or(steps: int | None, never: int) -> int:
     return never if steps is None else steps
-
-
-def _plain(kernel_function: Kernel[..., Any]) -> Any:
-    """A kernel as the Python that it was, for numbers that no machine word holds."""
-    names = {
-        name: value.function if isinstance(value, Kernel) else value for name, value in globals().items()
-    }
-    return FunctionType(kernel_function.function.__code__, names)  # the kernels that it calls are Python too
 
 
 @kernel

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from arborcast.synth.chunks.bounds.step_check import MOST_TREE_TARGETS
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.trees.pricing import Prices, TimedTree, TreeSearch, cost_of, in_order
+from arborcast.synth.chunks.trees.pricing import Prices, TimedTree, TreeSearch, in_order
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.compiled import Ints, kernel
 
@@ -132,15 +132,6 @@ class SpanningSearch:
         """Take note of a tree that a search need not look for."""
         routes = len(self.problem.routes)
         self._known[tree] = np.array([step * routes + route for route, step in tree], dtype=np.int64)
-
-    def run_exactly(self, prices: Sequence[Sequence[int]]) -> tuple[int, TimedTree]:
-        """The same with integers of any size; where they are large, the least up to rounding."""
-        highest = max(1, *(max(row) for row in prices))
-        longest = max(len(route.links) for route in self.problem.routes)
-        shift = max(0, (highest * longest * self.problem.ranks).bit_length() - _UNREACHED.bit_length() + 1)
-        whole = np.array([[price >> shift for price in row] for row in prices], dtype=np.int64)
-        _, tree = self.run(whole)
-        return cost_of(self.problem, tree, prices), tree
 
     @staticmethod
     def _number(cost: float) -> int | float:
