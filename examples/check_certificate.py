@@ -1,17 +1,23 @@
-"""Check a schedule file of Arborcast, and all that it proves, without Arborcast: standard library only.
+"""Check a schedule or a frontier of Arborcast, and all that it proves, without Arborcast or any library.
 
     python examples/check_certificate.py fast.json
+    python examples/check_certificate.py frontier/frontier.json
 
 The transfers are replayed with sets of contributors, links and rounds are counted, and the limits are worked
 out from their certificates alone, in exact fractions: a cut, a partition, link lengths (dual), and of times
 tolls. Of a file in implicit form all translations are checked, and one of each kind of chunk is replayed.
 Exit status: 0 all holds; 1 something does not, and the line says what; 2 the file asks for what is not known
-here (parallel links; link lengths by which too many ranks are apart beside relays or switches that add).
+here (parallel links; link lengths by which too many ranks are apart beside relays or switches that add; of
+a frontier limits whose trees have too many targets, or that rest on a search).
 
 How tolls prove a time: cut it into intervals and round latencies down to whole ones. What a rank ends with
 depends on what the others gave, so that chains of messages lead from them to it. Each pays the tolls of its
 way; a message pays for every rank that it can depend on by then. What all bytes must pay, set against what
 links can carry, limits the bytes. docs/explanation/bounds.md says more.
+
+How lengths limit the rounds of so many steps: links have a length in each step, and what all can carry in
+one round there costs at most 1. So the cheapest way of each chunk through the steps, by copies or, of an
+allreduce, from each rank to each other one, costs no more than there are rounds for it.
 """
 
 import gzip
@@ -28,7 +34,10 @@ SUMS = ("reduce", "reduce-scatter", "allreduce")
 WHOLE = ("broadcast", "reduce", "allreduce")
 KINDS = (*SUMS, "broadcast", "allgather", "gather", "scatter", "alltoall", "custom")
 FORMATS = tuple(f"arborcast.{form}/{version}" for form in ("schedule", "implicit") for version in (1, 2))
+FRONTIER = "arborcast.frontier/1"
 ABILITIES = ("reduces", "multicasts", "turns", "loopback", "adder", "trees", "stores")
+MOST_TARGETS = 10  # of a block, with cheapest trees: the time triples with each one more
+NOT_KNOWN, OF_TREES = "not known here: ", ", along trees"
 MOST_PARTS = 1 << 20  # pairs of parts of a tree that are looked at: a second or two
 # By kind, of flows to a rank and from it: does a message count for all that it depends on, and is it about
 # the block of that rank alone.
@@ -968,10 +977,264 @@ def check(file):
     return lines
 
 
+def check_frontier(frontier, read):
+    """All that a frontier claims, as lines; `read` gives the file of a point by its name."""
+    lines, fabric, task, unit = [], None, None, None
+    for point in frontier["frontier"]:
+        file = read(point["file"])
+        shape = chunks, steps, rounds = point["chunks"], point["steps"], point["rounds"]
+        lines.append(f"{shape}: {check(file)[0]}")
+        whole = Fabric(file["topology"])
+        rates = [rate for *_, rate, _ in whole.links]
+        scale = math.lcm(*(rate.denominator for rate in rates))
+        unit = Fraction(math.gcd(*(int(rate * scale) for rate in rates)), scale)
+        unit = number(file["unit"]) if "unit" in file else unit
+        rounded = [
+            {**link, "bandwidth": str(rate // unit * unit)}
+            for link, rate in zip(file["topology"]["links"], rates, strict=True)
+            if rate >= unit
+        ]
+        fabric = with_ports({**file["topology"], "links": rounded}, whole.streams)
+        task = Task(file["collective"], fabric)
+        found = Fraction(len(file["chunks"]), len(task.blocks)), len(file["rounds"]), sum(file["rounds"])
+        require(found == shape, f"{shape}: the schedule has {found}")
+        require(number(point["ratio"]) == Fraction(rounds, chunks), f"{shape}: another ratio")
+        require((task.kind, task.root) == (frontier["collective"], frontier["root"]), f"{shape}: for others")
+        least = Fraction(0)
+        for limit in point["certificates"]:
+            require(limit["steps"] >= steps, f"{shape}: a limit of fewer steps")
+            least = max(least, number(limit["ratio"]))
+            said = limit_of(limit, fabric, task, unit)
+            require(point["scope"] != "every schedule" or OF_TREES not in said, f"{shape}: {said}")
+            lines.append(f"{shape}: {said}")
+        require(least == number(point["least"]) <= Fraction(rounds, chunks), f"{shape}: its limit is {least}")
+        if point["proved"] and point["proved_by"] != ["exact limit"]:
+            lines.append(f"{shape}: {NOT_KNOWN}what was proved by {', '.join(point['proved_by'])}")
+        elif point["proved"]:
+            few = [few * least for few in range(1, chunks)]
+            require(least == Fraction(rounds, chunks), f"{shape}: a limit of {least} proves it not")
+            fewer = [each for each in few if each.denominator == 1 and each >= steps]
+            require(not fewer, f"{shape}: {fewer[:1]} rounds would do")
+    for entry in frontier["limits"] if fabric else []:
+        limit = entry["certificate"]
+        same = limit["steps"] >= entry["steps"] and limit["ratio"] == entry["least"]
+        require(same, f"{entry['steps']} steps: another limit")
+        lines.append(limit_of(limit, fabric, task, unit))
+    return list(dict.fromkeys(lines))
+
+
+def limit_of(limit, fabric, task, unit):
+    """What the certificate of a number of steps proves, in words."""
+    certificate, steps, ratio = limit["certificate"], limit["steps"], number(limit["ratio"])
+    kind = certificate["kind"]
+    said = f"no schedule in {steps} steps has less than {ratio} rounds per chunk: {kind}"
+    if kind == "static":
+        proof = lengths_of(certificate["bound"]["certificate"], fabric, task)
+        found = unit * proof.distance / proof.offered / min(task.blocks.values())
+        is_dual = task.kind == "allreduce" and certificate["bound"]["certificate"]["kind"] == "dual"
+        if is_dual and either_way(fabric, proof.lengths, task) < proof.distance:
+            said += OF_TREES
+    elif kind == "messages" or (kind == "trees" and len(task.members) - 1 > MOST_TARGETS):
+        return f"{NOT_KNOWN}{said}"
+    else:
+        units = [int(rate / unit) for *_, rate, _ in fabric.links]
+        found = {"trees": of_trees, "flows": of_flows}[kind](certificate, steps, fabric, task, units)
+    require(found == ratio, f"the {kind} of {steps} steps prove {found}, the file says {ratio}")
+    return said
+
+
+def lengths_in_steps(table, steps, fabric):
+    """By step and link."""
+    require(len(table) == steps, f"lengths of {len(table)} steps, not {steps}")
+    rows = []
+    for row in table:
+        named = {(fabric.vertex(tail), fabric.vertex(head)): number(length) for tail, head, length in row}
+        require(len(named) == len(row) and named.keys() <= fabric.number.keys(), "lengths of other links")
+        require(min(named.values(), default=0) >= 0, "a negative length")
+        rows.append([named.get(link[:2], Fraction(0)) for link in fabric.links])
+    return rows
+
+
+def within_rounds(rows, units):
+    for step, row in enumerate(rows):
+        used = sum(length * each for length, each in zip(row, units, strict=True))
+        require(used <= 1, f"step {step}: a round costs {used}, more than 1")
+
+
+def sends_in(rows, fabric, backwards):
+    """By step and rank, what a message to each other rank costs; backwards in time, and along links."""
+    inner = set(range(fabric.ranks, fabric.size))
+    return [
+        [fabric.distances(row, [rank], backwards, inner) for rank in range(fabric.ranks)]
+        for row in (rows[::-1] if backwards else rows)
+    ]
+
+
+def copied(task):
+    """From whom each block goes to whom; what is added up goes backwards."""
+    pairs = [(set(task.begins(block)), set(task.ends(block))) for block in task.blocks]
+    pairs = [(ends, begins) for begins, ends in pairs] if task.kind in SUMS else pairs
+    return [(begins, sorted(ends - begins)) for begins, ends in pairs]
+
+
+def cheapest_way(sends, starts, ends):
+    """Step by step, each of which waits or sends."""
+    reached = dict.fromkeys(starts, Fraction(0))
+    for of_step in sends:
+        after = dict(reached)
+        for rank, cost in reached.items():
+            for other, more in of_step[rank].items():
+                if other < len(of_step):
+                    after[other] = min(after.get(other, cost + more), cost + more)
+        reached = after
+    require(reached.keys() & ends, f"ranks {ends} are not reached in {len(sends)} steps")
+    return min(reached[end] for end in ends if end in reached)
+
+
+def of_trees(certificate, steps, fabric, task, units):
+    """The cheapest trees in time (Dreyfus and Wagner 1971, from the last step to the first)."""
+    rows = lengths_in_steps(certificate["lengths"], steps, fabric)
+    within_rounds(rows, units)
+    ranks, places = range(fabric.ranks), {rank: place for place, rank in enumerate(task.ranks)}
+    every = range(1 << len(places))
+    costs = [[0 if not wanted else math.inf for _ in ranks] for wanted in every]
+
+    def settle():
+        for wanted in every:
+            lowest = wanted & -wanted
+            for rank in ranks:
+                own = 1 << places[rank] if rank in places else 0
+                if wanted & own:
+                    costs[wanted][rank] = costs[wanted ^ own][rank]
+                    continue
+                part = (wanted - 1) & wanted
+                while part:
+                    if part & lowest:
+                        both = costs[part][rank] + costs[wanted ^ part][rank]
+                        costs[wanted][rank] = min(costs[wanted][rank], both)
+                    part = (part - 1) & wanted
+
+    settle()
+    for of_step in reversed(sends_in(rows, fabric, task.kind in SUMS)):
+        sent = [[(other, more) for other, more in row.items() if other < len(ranks)] for row in of_step]
+        for wanted in every[1:]:  # a rank reaches itself for nothing: it waits
+            later = costs[wanted]
+            costs[wanted] = [min(later[other] + more for other, more in row) for row in sent]
+        settle()
+    total = Fraction(0)
+    for begins, ends in copied(task):
+        wanted = sum(1 << places[end] for end in ends)
+        served = {0: 0}
+        for part in every[1:]:
+            if part & wanted == part:
+                halves = (half for half in range(1, part) if half & part == half and len(begins) > 1)
+                least = min(costs[part][rank] for rank in begins)
+                served[part] = min([least, *(served[half] + served[part ^ half] for half in halves)])
+        total += reachable(served[wanted])
+    return total
+
+
+def of_flows(certificate, steps, fabric, task, units):
+    """What flows take to some ranks, each with lengths of its own of routes: all have room at once.
+
+    One takes several blocks to a rank of each; of an allreduce, where a message carries any number of
+    contributions, one of them alone. With symmetries one stands for its orbit, and a route for its own: means
+    must keep the rule.
+    """
+    rows = lengths_in_steps(certificate["links"], steps, fabric)
+    within_rounds(rows, units)
+    blocks = [({rank}, sorted(task.members - {rank})) for rank in task.ranks]  # contributions
+    backwards = task.kind in SUMS[:2]
+    blocks = blocks if task.kind == "allreduce" else copied(task)
+    images = [[fabric.vertex(label) for label in labels] for labels in certificate["symmetries"]]
+    for image in images:
+        check_image(image, fabric, task)
+        moved = [
+            ({image[rank] for rank in begins}, sorted(image[end] for end in ends)) for begins, ends in blocks
+        ]
+        require(
+            all(moved.count(each) == blocks.count(each) for each in blocks), "a symmetry that moves blocks"
+        )
+        for tail, head, *_ in fabric.links:
+            other = fabric.number.get((image[tail], image[head]))
+            same = other is not None and units[other] == units[fabric.number[tail, head]]
+            require(same, "a symmetry to a link of another rate")
+    routes = [route for rank in range(fabric.ranks) for route in routes_from(fabric, [rank])]
+    first, used, ratio = {}, {}, Fraction(0)
+    for route in routes:
+        if route not in first:
+            first |= dict.fromkeys(orbit(route, images, moved_route), route)
+    for flow in certificate["flows"]:
+        require(len({block for block, _ in flow["pairs"]}) == len(flow["pairs"]), "a block twice in a flow")
+        require(task.kind != "allreduce" or len(flow["pairs"]) == 1, "contributions that flow together")
+        require(all(block >= 0 and end in blocks[block][1] for block, end in flow["pairs"]), "no such flow")
+        ends = frozenset((frozenset(blocks[block][0]), end) for block, end in flow["pairs"])
+        count, own = len(orbit(ends, images, moved_ends)), {}
+        for step, labels, length in flow["lengths"]:
+            route = tuple(fabric.vertex(label) for label in labels)
+            require(route in first and 0 <= step < steps and number(length) >= 0, "no such route")
+            own[step, route] = own.get((step, route), 0) + number(length)
+            place = (step, first[route])
+            used[place] = used.get(place, 0) + count * number(length)
+        sends = [[{} for _ in range(fabric.ranks)] for _ in range(steps)]
+        for step, route in itertools.product(range(steps), routes):
+            cost, row = own.get((step, route), 0), sends[step][route[0]]
+            row[route[-1]] = min(cost, row.get(route[-1], cost))
+        for block, end in flow["pairs"]:
+            starts, stops = ([end], blocks[block][0]) if backwards else (blocks[block][0], [end])
+            ratio += count * cheapest_way(sends, starts, stops)
+    for (step, start), length in used.items():
+        alike = [route for route in routes if first[route] == start]
+        most = sum(rows[step][fabric.number[hop]] for route in alike for hop in itertools.pairwise(route))
+        require(length <= most, f"step {step}: routes like {start} have {length}, their links {most}")
+    return ratio
+
+
+def moved_route(route, image):
+    return tuple(image[vertex] for vertex in route)
+
+
+def moved_ends(ends, image):
+    return frozenset((frozenset(image[rank] for rank in begins), image[end]) for begins, end in ends)
+
+
+def orbit(thing, images, moved):
+    """All to which images take it."""
+    found, left = {thing}, [thing]
+    while left:
+        here = left.pop()
+        for image in images:
+            other = moved(here, image)
+            if other not in found:
+                found.add(other)
+                left.append(other)
+    return found
+
+
+def routes_from(fabric, path):
+    """Simple ways on through switches to a rank."""
+    for tail, head in fabric.number:
+        if tail == path[-1] and head not in path:
+            if head < fabric.ranks:
+                yield (*path, head)
+            else:
+                yield from routes_from(fabric, [*path, head])
+
+
+def load(path):
+    text = path.read_bytes()
+    return json.loads(gzip.decompress(text) if text[:2] == b"\x1f\x8b" else text)
+
+
 def main(path):
+    path = Path(path)
     try:
-        text = Path(path).read_bytes()
-        print("\n".join(check(json.loads(gzip.decompress(text) if text[:2] == b"\x1f\x8b" else text))))
+        file = load(path)
+        if file.get("format") == FRONTIER:
+            lines = check_frontier(file, lambda name: load(path.parent / name))
+        else:
+            lines = check(file)
+        print("\n".join(lines))
     except OSError as error:
         print(f"{path}: cannot be read: {error.strerror}", file=sys.stderr)
         return 2
@@ -981,7 +1244,7 @@ def main(path):
     except (WrongError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         print(f"{path}: wrong: {error}", file=sys.stderr)
         return 1
-    return 0
+    return 2 if any(NOT_KNOWN in line for line in lines) else 0
 
 
 if __name__ == "__main__":
