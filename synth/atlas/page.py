@@ -1,0 +1,215 @@
+"""Pages of the atlas from figures: the part that the site shows, the same as a page of its own, the index.
+
+First what decides: the rate, whether it is proved, how much faster that is than rings, and the command.
+"""
+
+from __future__ import annotations
+
+import gzip
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arborcast.synth.atlas.figures import Curve, Figures, Rates
+from arborcast.synth.collective import Kind, busbw_factor
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.sizes import format_size
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+FIGURES, PICTURE = "figures.json", "fabric.svg.gz"
+NONE = "–"  # in tables, where there is no number
+STYLE = files(__package__) / "atlas.css"
+
+
+def part_of(rate: Fraction | None, limit: Fraction) -> str:
+    """A rate as whole percent of the limit, rounded down so that 100 % means equal."""
+    return NONE if rate is None else f"{int(100 * rate / limit)} %"
+
+
+def page_of(figures: Figures, folder: Path) -> str:
+    """What is shown of a machine, as HTML without head and title.
+
+    Args:
+        figures: of it.
+        folder: where its picture lies, beside the figures.
+
+    Raises:
+        InputError: Jinja2 is not installed.
+    """
+    drawn = b"" if figures.no_picture else gzip.decompress((folder / PICTURE).read_bytes())
+    picture = b64encode(drawn).decode()
+    shown = _environment().get_template("machine.html.jinja")
+    return shown.render(it=figures, page=_Page.of(figures), picture=picture)
+
+
+def whole_page(figures: Figures, folder: Path) -> str:
+    """The same as a document of its own, which asks no other file for anything but downloads."""
+    return (
+        '<!doctype html>\n<html lang="en" class="atlas-alone"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(figures.name)}</title><style>{STYLE.read_text(encoding='utf-8')}</style></head>"
+        f"<body><main><h1>{escape(figures.name)}</h1>{page_of(figures, folder)}</main>"
+        "</body></html>\n"
+    )
+
+
+def index_of(machines: Sequence[Figures]) -> str:
+    """The table of all machines."""
+    return _environment().get_template("index.html.jinja").render(rows=[*map(_row, machines)])
+
+
+def read_atlas(folder: Path) -> list[Figures]:
+    """The figures of all machines in a folder, by name.
+
+    Raises:
+        InputError: a file of it is damaged.
+    """
+    kept = sorted(folder.glob(f"*/{FIGURES}"))
+    return [Figures.from_document(path.read_bytes(), str(path)) for path in kept]
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Words of a row of rates."""
+
+    proved: str
+    busbw: float
+    ring: str
+    nccl: str
+
+
+@dataclass(frozen=True)
+class _Page:
+    """What the template writes beside the figures."""
+
+    verdict: Any
+    small: str
+    advice: str
+    charts: Sequence[Any]
+    rates: Sequence[tuple[Rates, _Share]]
+    why_not: Sequence[str]
+    how_timed: str
+
+    @classmethod
+    def of(cls, it: Figures) -> _Page:
+        from arborcast.synth.atlas.curve import drawn
+
+        best = it.of(Kind.ALLREDUCE)
+        why_not: dict[str, list[str]] = {}
+        for row in it.rates:
+            for why in {row.why_no_ring, row.why_no_nccl} - {""}:
+                why_not.setdefault(why, []).append(row.kind)
+        return cls(
+            _verdict(best),
+            _small(it.curve(Kind.ALLREDUCE)),
+            _advice(it.spec, best),
+            [*map(drawn, it.curves)],
+            [(row, _share(row, it.ranks)) for row in it.rates],
+            [f"{', '.join(kinds)}: {why}" for why, kinds in why_not.items()],
+            "They are simulated on links as fast as these were measured to be, and with what a call costs: "
+            "large buffers stay below the rates above, which are those of links."
+            if it.priced
+            else "They are simulated on the links alone: nothing measured is known of these.",
+        )
+
+
+def _verdict(best: Rates) -> Any:
+    """The first sentence: how fast, whether proved, against what."""
+    from markupsafe import Markup
+
+    if best.rate is None:
+        return Markup("Allreduce: at most <b>{:.4g} GB/s</b>, proved; a schedule was {}.").format(
+            float(best.limit), best.why
+        )
+    head = Markup("Allreduce: <b>{:.4g} GB/s</b>, ").format(float(best.rate))
+    head += (
+        "proved: no schedule is faster."
+        if best.proved
+        else Markup("{} of the proven limit.").format(part_of(best.rate, best.limit))
+    )
+    beside = []
+    for rate, who, share in (
+        (best.ring, "the best rings", part_of(best.ring, best.limit)),
+        (best.nccl, "what NCCL's model plans with", part_of(best.nccl, best.limit)),
+    ):
+        if rate is not None and rate < best.rate:
+            beside.append(
+                Markup("<b>{:.3g}x</b> {} ({} of the limit)").format(float(best.rate / rate), who, share)
+            )
+    if beside:
+        return head + " That is " + Markup(" and ").join(beside) + "."
+    return head + (" The best rings reach it, too." if best.ring == best.rate else "")
+
+
+def _small(curve: Curve) -> str:
+    """Of small buffers, where latencies count."""
+    gap = curve.worst_gap()
+    if gap is None:
+        return ""
+    told = f"Up to 1 MiB the schedule chosen for each size takes at most {gap:.0%} more than any must."
+    faster = [(each.ring_us / each.time_us, each.bytes) for each in curve.small if each.ring_us]
+    if faster and max(faster)[0] >= 1.05:
+        told += f" It is up to {max(faster)[0]:.3g}x as fast as the rings (at {format_size(max(faster)[1])})."
+    return told
+
+
+def _advice(spec: str, best: Rates) -> str:
+    if best.rate is None:
+        return ""
+    rows = (
+        (f"synth solve {spec} allreduce -o fast.json", "the schedule, with its proof"),
+        (f"synth solve {spec} allreduce --size 64KiB -o small.json", "the one for a size"),
+    )
+    width = max(len(command) for command, _ in rows)
+    return "\n".join(f"{command:<{width}}  # {why}" for command, why in rows)
+
+
+def _share(row: Rates, ranks: int) -> _Share:
+    proved = "yes" if row.proved else f"{part_of(row.rate, row.limit)} of {float(row.limit):.4g}"
+    busbw = float((row.rate or Fraction(0)) * busbw_factor(Kind(row.kind), ranks))
+    return _Share(proved, busbw, part_of(row.ring, row.limit), part_of(row.nccl, row.limit))
+
+
+def _row(it: Figures) -> dict[str, object]:
+    best = it.of(Kind.ALLREDUCE)
+    gap = it.curve(Kind.ALLREDUCE).worst_gap()
+    rates = {kind: it.of(kind).rate for kind in (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.ALLTOALL)}
+    return {
+        "vendor": it.vendor,
+        "link": f"{it.folder}/index.md",
+        "name": it.name,
+        "ranks": it.ranks,
+        **{kind.value: NONE if rate is None else f"{float(rate):.4g}" for kind, rate in rates.items()},
+        "proved": NONE if best.rate is None else "yes" if best.proved else part_of(best.rate, best.limit),
+        "ring": part_of(best.ring, best.limit),
+        "nccl": part_of(best.nccl, best.limit),
+        "gap": NONE if gap is None else f"{gap:.0%}",
+        "about": it.about,
+    }
+
+
+@cache
+def _environment() -> Environment:
+    try:
+        from jinja2 import Environment, PackageLoader
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "pages need Jinja2 and matplotlib; install them with: pip install 'arborcast[viz]'"
+        ) from error
+    made = Environment(
+        loader=PackageLoader(__package__, ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters |= {
+        "size": format_size,
+        "us": lambda us: NONE if us is None else f"{us:,.0f}" if us >= 1000 else f"{us:.4g}",
+        "gap": lambda gap: f"{gap:.1%}",
+    }
+    return made
