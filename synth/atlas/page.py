@@ -6,6 +6,7 @@ First what decides: the rate, whether it is proved, how much faster that is than
 from __future__ import annotations
 
 import gzip
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,13 +68,15 @@ def index_of(machines: Sequence[Figures]) -> str:
 
 
 def read_atlas(folder: Path) -> list[Figures]:
-    """The figures of all machines in a folder, by name.
+    """The figures of all machines in a folder, by name, 2 boxes before 16.
 
     Raises:
         InputError: a file of it is damaged.
     """
-    kept = sorted(folder.glob(f"*/{FIGURES}"))
-    return [Figures.from_document(path.read_bytes(), str(path)) for path in kept]
+    found = [
+        Figures.from_document(path.read_bytes(), str(path)) for path in sorted(folder.glob(f"*/{FIGURES}"))
+    ]
+    return sorted(found, key=lambda it: re.sub(r"\d+", lambda found: found[0].zfill(6), it.name))
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class _Page:
     rates: Sequence[tuple[Rates, _Share]]
     why_not: Sequence[str]
     how_timed: str
+    refused: Sequence[str]
 
     @classmethod
     def of(cls, it: Figures) -> _Page:
@@ -118,6 +122,7 @@ class _Page:
             "large buffers stay below the rates above, which are those of links."
             if it.priced
             else "They are simulated on the links alone: nothing measured is known of these.",
+            [f"{each.what}: {each.why}" for each in it.downloads if not each.command],
         )
 
 
@@ -145,8 +150,12 @@ def _verdict(best: Rates) -> Any:
                 Markup("<b>{:.3g}x</b> {} ({} of the limit)").format(float(best.rate / rate), who, share)
             )
     if beside:
-        return head + " That is " + Markup(" and ").join(beside) + "."
-    return head + (" The best rings reach it, too." if best.ring == best.rate else "")
+        head += " That is " + Markup(" and ").join(beside) + "."
+    elif best.ring == best.rate:
+        head += " The best rings reach it, too."
+    if best.forwarding is not None and best.forwarding < best.limit:
+        head += Markup(" Where switches only forward, at most {:.4g} GB/s.").format(float(best.forwarding))
+    return head
 
 
 def _small(curve: Curve) -> str:
@@ -184,7 +193,7 @@ def _row(it: Figures) -> dict[str, object]:
     rates = {kind: it.of(kind).rate for kind in (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.ALLTOALL)}
     return {
         "vendor": it.vendor,
-        "link": f"{it.folder}/index.md",
+        "link": f"{it.folder}/index.html",
         "name": it.name,
         "ranks": it.ranks,
         **{kind.value: NONE if rate is None else f"{float(rate):.4g}" for kind, rate in rates.items()},

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from arborcast.synth.cli.console import answer, progress
-from arborcast.synth.cli.description import describe_assumptions, model_of
+from arborcast.synth.cli.description import counted, model_of
 from arborcast.synth.cli.explain import words_of
 from arborcast.synth.cli.inputs import FabricRequest, failing_as_json, load_fabric, planned_by_nccl
 from arborcast.synth.cli.options import OF_MACHINES, AsJson, FabricOptions, about_a_fabric, duration, option
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.words import assumed
 
 if TYPE_CHECKING:
     from arborcast.synth.atlas.figures import Download, Figures, Found
@@ -105,13 +106,16 @@ def _listed(fabric: FabricOptions) -> Iterator[tuple[FabricOptions, Entry | None
 def _begun(on: FabricRequest, entry: Entry | None, deadline: float | None) -> Figures:
     """All that is known before anything is worked out, with the key of it."""
     from arborcast.synth.atlas.figures import ANSWERS, Figures
-    from arborcast.synth.cli.description import counted
     from arborcast.synth.formats import topology_to_document
     from arborcast.synth.simulation.prices import is_priced
 
     topology = on.topology
-    able = "switches that add" if topology.holders > topology.ranks else "switches"
-    switches = f"{len(topology.switches)} {able}, " if topology.switches else ""
+    able = topology.holders - topology.ranks
+    kinds = (
+        (able, "switch that adds", "switches that add"),
+        (len(topology.switches) - able, "switch", "switches"),
+    )
+    switches = "".join(f"{counted(*kind)}, " for kind in kinds if kind[0])
     figures = Figures(
         "",
         topology.name,
@@ -126,16 +130,16 @@ def _begun(on: FabricRequest, entry: Entry | None, deadline: float | None) -> Fi
         no_picture=f"{len(topology.links)} links" if len(topology.links) > MOST_DRAWN else "",
     )
     fabrics = [topology_to_document(each) for each in (topology, planned_by_nccl(on))]
-    said = [ANSWERS, fabrics, figures.to_document().decode(), [asdict(row) for row in _published(topology)]]
+    said = [ANSWERS, fabrics, figures.spec, deadline, [asdict(row) for row in _published(topology)]]
     return replace(figures, key=hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32])
 
 
 def _granted(topology: Topology, source: str) -> Iterator[str]:
     model = model_of(topology)
-    yield "Limits hold over every schedule" + ("" if model is None else f" where {model}") + "."
+    yield f"Limits hold for what the links carry{'' if model is None else f', where {model}'}."
     if source:
-        yield f"Rates: {source}."
-    told = [" ".join(line.split()) for line in describe_assumptions(topology)]
+        yield f"Sources of rates: {source}."
+    told = [f"Of the links, {said}." for what in ("rate", "latency") if (said := assumed(what, topology))]
     yield from told or ["No rate and no latency is assumed: all are published or stated."]
 
 
