@@ -66,13 +66,14 @@ FEW_NODES = {"perlmutter": "nodes"}
 
 
 def owned() -> Iterator[Owned]:
-    """Every row once: popular machines with their parts and boxes, all others, what others measured."""
+    """Every row once: machines and their parts, several boxes, what others measured; the popular first."""
     entries = [entry for entry in catalog() if entry.vendor]
     popular = {name: place for place, name in enumerate(POPULAR)}
     entries.sort(key=lambda entry: popular.get(entry.name, len(POPULAR)))
     listed = dict.fromkeys(
         [
             *(row for entry in entries for row in _of(entry)),
+            *(row for entry in entries for row in _boxes(entry)),
             *(Owned(row.spec) for row in measurements() if not row.processors and not row.ranks),
         ]
     )
@@ -81,11 +82,14 @@ def owned() -> Iterator[Owned]:
 
 
 def _of(entry: Entry) -> Iterator[Owned]:
-    """One box or the size that the catalog shows, then its parts and several of it."""
+    """One box or the size that the catalog shows, then its parts."""
     required = [parameter.shown.replace("N", "4") for parameter in entry.parameters if parameter.required]
     yield Owned(f"{entry.name}:{','.join(required)}" if required else entry.name)
     yield from (Owned(entry.name, ranks) for ranks in FRAGMENTS.get(entry.name, ()))
     yield from (Owned(f"{entry.name}{size}") for size in SIZES.get(entry.name, ()))
+
+
+def _boxes(entry: Entry) -> Iterator[Owned]:
     boxes = FEW_NODES.get(entry.name, "boxes")
     counts = [count for counts, names in BOXES.items() if entry.name in names for count in counts]
     yield from (Owned(f"{entry.name}:{boxes}={count}") for count in counts)
