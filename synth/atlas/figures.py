@@ -24,10 +24,9 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 from arborcast.synth.api import approach, bound
 from arborcast.synth.baselines import solve_baseline
 from arborcast.synth.baselines.nccl_model import ModelTime, nccl_times
-from arborcast.synth.collective import NAMED_KINDS, Collective, Kind, busbw_factor
+from arborcast.synth.collective import NAMED_KINDS, Collective, Kind
 from arborcast.synth.errors import InfeasibleError, InputError, NumericalError, TimedOutError
 from arborcast.synth.formats.reading import shorten_path
-from arborcast.synth.formats.sizes import parse_size
 from arborcast.synth.formats.words import proof
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.progress import report
@@ -294,12 +293,12 @@ class _Question:
         nccl: dict[int, float] = {}
         with suppress(InfeasibleError, InputError):  # the table of rates says why
             for row in self._nccl(SIZES):
-                nccl[row.bytes] = min(_rounded(row.time_us), nccl.get(row.bytes, inf))
+                nccl[row.bytes] = min(rounded(row.time_us), nccl.get(row.bytes, inf))
         points = []
         for size in SIZES:
             chosen = next(each.schedule for each in reversed(choices) if each.from_bytes <= size)
             ring_us = None if isinstance(self.rings, str) else _time_us(self.rings, size)
-            least_us, time_us = _rounded(least.at(size)), _time_us(chosen, size)
+            least_us, time_us = rounded(least.at(size)), _time_us(chosen, size)
             name, steps = chosen.method.name, chosen.steps
             points.append(Point(size, name, steps, time_us, least_us, ring_us, nccl.get(size)))
             if size == SAMPLE:
@@ -332,35 +331,9 @@ def _verified(schedule: AnySchedule) -> Fraction:
 
 
 def _time_us(schedule: AnySchedule, size: int) -> float:
-    return _rounded(simulate(schedule, size, priced=True).time_us)
+    return rounded(simulate(schedule, size, priced=True).time_us)
 
 
-def _rounded(time_us: float) -> float:
+def rounded(time_us: float) -> float:
     """To the nanosecond."""
     return round(time_us, 3)
-
-
-def measured_beside(
-    rows: Sequence[tuple[str, str, str, str, str, str]], topology: Topology, found: Found
-) -> tuple[Measured, ...]:
-    """What others published of this very fabric, beside what is proved.
-
-    Args:
-        rows: of each the kind, the size, busbw in GB/s or "", microseconds or "", who moved data, the source.
-        topology: on which.
-        found: what was worked out of it.
-    """
-    limits = {row.kind: row.limit for row in found.rates}
-    told = []
-    for kind, size, busbw, time_us, who, source in rows:
-        row = Measured(kind, size, who, source)
-        if busbw:
-            rate = float(busbw) / float(busbw_factor(Kind(kind), topology.ranks))
-            row = replace(row, rate=rate, share=rate / float(limits[kind]))
-        else:
-            row = replace(row, time_us=float(time_us))
-            if kind in found.schedules:
-                least_us = PricedLimit.of(found.schedules[kind]).at(parse_size(size))
-                row = replace(row, least_us=_rounded(least_us))
-        told.append(row)
-    return tuple(told)

@@ -9,7 +9,6 @@ import gzip
 import re
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from html import escape
@@ -28,6 +27,11 @@ if TYPE_CHECKING:
 FIGURES, PICTURE = "figures.json", "fabric.svg.gz"
 NONE = "–"  # in tables, where there is no number
 STYLE = files(__package__) / "atlas.css"
+PRICED = """They are simulated on links as fast as these were measured to be, and with what a call costs:
+large buffers stay below the rates above, which are those of links."""
+UNPRICED = "They are simulated on the links alone: nothing measured is known of these."
+ADVICE = """synth solve {spec} allreduce -o fast.json  # the schedule, with its proof
+synth solve {spec} allreduce --size 64KiB -o small.json  # the one for a size"""
 
 
 def part_of(rate: Fraction | None, limit: Fraction) -> str:
@@ -48,7 +52,7 @@ def page_of(figures: Figures, folder: Path) -> str:
     drawn = b"" if figures.no_picture else gzip.decompress((folder / PICTURE).read_bytes())
     picture = b64encode(drawn).decode()
     shown = _environment().get_template("machine.html.jinja")
-    return shown.render(it=figures, page=_Page.of(figures), picture=picture)
+    return shown.render(**_shown(figures), picture=picture)
 
 
 def whole_page(figures: Figures, folder: Path) -> str:
@@ -79,51 +83,27 @@ def read_atlas(folder: Path) -> list[Figures]:
     return sorted(found, key=lambda it: re.sub(r"\d+", lambda found: found[0].zfill(6), it.name))
 
 
-@dataclass(frozen=True)
-class _Share:
-    """Words of a row of rates."""
-
-    proved: str
-    busbw: float
-    ring: str
-    nccl: str
-
-
-@dataclass(frozen=True)
-class _Page:
+def _shown(it: Figures) -> dict[str, Any]:
     """What the template writes beside the figures."""
+    from arborcast.synth.atlas.curve import drawn
 
-    verdict: Any
-    small: str
-    advice: str
-    charts: Sequence[Any]
-    rates: Sequence[tuple[Rates, _Share]]
-    why_not: Sequence[str]
-    how_timed: str
-    refused: Sequence[str]
-
-    @classmethod
-    def of(cls, it: Figures) -> _Page:
-        from arborcast.synth.atlas.curve import drawn
-
-        best = it.of(Kind.ALLREDUCE)
-        why_not: dict[str, list[str]] = {}
-        for row in it.rates:
-            for why in {row.why_no_ring, row.why_no_nccl} - {""}:
-                why_not.setdefault(why, []).append(row.kind)
-        return cls(
-            _verdict(best),
-            _small(it.curve(Kind.ALLREDUCE)),
-            _advice(it.spec, best),
-            [*map(drawn, it.curves)],
-            [(row, _share(row, it.ranks)) for row in it.rates],
-            [f"{', '.join(kinds)}: {why}" for why, kinds in why_not.items()],
-            "They are simulated on links as fast as these were measured to be, and with what a call costs: "
-            "large buffers stay below the rates above, which are those of links."
-            if it.priced
-            else "They are simulated on the links alone: nothing measured is known of these.",
-            [f"{each.what}: {each.why}" for each in it.downloads if not each.command],
-        )
+    best = it.of(Kind.ALLREDUCE)
+    why_not: dict[str, list[str]] = {}
+    for row in it.rates:
+        for why in {row.why_no_ring, row.why_no_nccl} - {""}:
+            why_not.setdefault(why, []).append(row.kind)
+    return {
+        "it": it,
+        "verdict": _verdict(best),
+        "small": _small(it.curve(Kind.ALLREDUCE)),
+        "advice": "" if best.rate is None else ADVICE.format(spec=it.spec),
+        "charts": [*map(drawn, it.curves)],
+        "why_not": [f"{', '.join(kinds)}: {why}" for why, kinds in sorted(why_not.items())],
+        "refused": [f"{each.what}: {each.why}" for each in it.downloads if not each.command],
+        "how_timed": PRICED if it.priced else UNPRICED,
+        "busbw": lambda row: float(row.rate * busbw_factor(Kind(row.kind), it.ranks)),
+        "part_of": part_of,
+    }
 
 
 def _verdict(best: Rates) -> Any:
@@ -168,23 +148,6 @@ def _small(curve: Curve) -> str:
     if faster and max(faster)[0] >= 1.05:
         told += f" It is up to {max(faster)[0]:.3g}x as fast as the rings (at {format_size(max(faster)[1])})."
     return told
-
-
-def _advice(spec: str, best: Rates) -> str:
-    if best.rate is None:
-        return ""
-    rows = (
-        (f"synth solve {spec} allreduce -o fast.json", "the schedule, with its proof"),
-        (f"synth solve {spec} allreduce --size 64KiB -o small.json", "the one for a size"),
-    )
-    width = max(len(command) for command, _ in rows)
-    return "\n".join(f"{command:<{width}}  # {why}" for command, why in rows)
-
-
-def _share(row: Rates, ranks: int) -> _Share:
-    proved = "yes" if row.proved else f"{part_of(row.rate, row.limit)} of {float(row.limit):.4g}"
-    busbw = float((row.rate or Fraction(0)) * busbw_factor(Kind(row.kind), ranks))
-    return _Share(proved, busbw, part_of(row.ring, row.limit), part_of(row.nccl, row.limit))
 
 
 def _row(it: Figures) -> dict[str, object]:

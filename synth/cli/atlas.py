@@ -23,7 +23,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.formats.words import assumed
 
 if TYPE_CHECKING:
-    from arborcast.synth.atlas.figures import Download, Figures, Found
+    from arborcast.synth.atlas.figures import Download, Figures, Found, Measured
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.topology import Topology
     from arborcast.topologies.entries import Entry
@@ -153,6 +153,25 @@ def _published(topology: Topology) -> list[Measurement]:
     return [row for row in rows if load(row.spec, ranks=row.chosen).name == topology.name]
 
 
+def _beside(row: Measurement, topology: Topology, found: Found) -> Measured:
+    """What others published, beside what is proved."""
+    from arborcast.synth.atlas.figures import Measured, rounded
+    from arborcast.synth.collective import Kind, busbw_factor
+    from arborcast.synth.formats.sizes import parse_size
+    from arborcast.synth.selection import PricedLimit
+
+    kind = row.collective
+    told = Measured(kind, row.last_size, BY[row.by], row.source)
+    if row.busbw:
+        rate = float(row.busbw) / float(busbw_factor(Kind(kind), topology.ranks))
+        limit = next(each.limit for each in found.rates if each.kind == kind)
+        return replace(told, rate=rate, share=rate / float(limit))
+    least_us = None
+    if kind in found.schedules:
+        least_us = rounded(PricedLimit.of(found.schedules[kind]).at(parse_size(row.last_size)))
+    return replace(told, time_us=float(row.time_us), least_us=least_us)
+
+
 def _kept(folder: Path, key: str) -> Figures | None:
     """The page that is there, unless it was made of something else."""
     from arborcast.synth.atlas.figures import Figures
@@ -168,17 +187,13 @@ def _kept(folder: Path, key: str) -> Figures | None:
 
 def _made(on: FabricRequest, figures: Figures, output: Path, *, alone: bool) -> Figures:
     """Work a page out, in a folder that takes its place once it is whole."""
-    from arborcast.synth.atlas.figures import measured_beside, work_out
+    from arborcast.synth.atlas.figures import work_out
     from arborcast.synth.atlas.page import FIGURES, PICTURE, whole_page
     from arborcast.synth.formats.atomic import write_atomically
     from arborcast.synth.pictures import draw_topology
     from arborcast.synth.solve_options import SolveOptions
 
     found = work_out(on.topology, planned_by_nccl(on), SolveOptions(deadline_s=figures.deadline_s))
-    rows = [
-        (row.collective, row.last_size, row.busbw, row.time_us, BY[row.by], row.source)
-        for row in _published(on.topology)
-    ]
     place = output / figures.folder
     draft, old = output / f".{figures.folder}.part", output / f".{figures.folder}.old.part"
     draft.mkdir()
@@ -191,8 +206,8 @@ def _made(on: FabricRequest, figures: Figures, output: Path, *, alone: bool) -> 
         figures,
         rates=tuple(found.rates),
         curves=tuple(found.curves),
-        measured=measured_beside(rows, on.topology, found),
-        downloads=tuple(_downloads(found, figures, draft)),
+        measured=tuple(_beside(row, on.topology, found) for row in _published(on.topology)),
+        downloads=tuple(_downloads(found, figures.spec, draft)),
     )
     write_atomically(draft / FIGURES, figures.to_document())
     if alone:
@@ -205,40 +220,34 @@ def _made(on: FabricRequest, figures: Figures, output: Path, *, alone: bool) -> 
     return figures
 
 
-def _downloads(found: Found, figures: Figures, folder: Path) -> Iterator[Download]:
-    """Schedules of the best rates and what they become elsewhere, as long as there is room."""
-    from arborcast.synth import write_schedule
-    from arborcast.synth.atlas.figures import CURVES, Download
-
+def _downloads(found: Found, spec: str, folder: Path) -> Iterator[Download]:
+    """Schedules and what the best become elsewhere, as long as there is room."""
     left = MOST_BYTES
-    for kind in CURVES:
-        schedule = found.schedules.get(kind)
-        if schedule is None:
-            continue
-        path = folder / f"{kind}.json.gz"
-        write_schedule(schedule, path)
-        solve = f"synth solve {figures.spec} {kind} -o {kind}.json"
-        what = f"schedule of the best {kind}, with its certificate"
-        row = Download(what, solve, path.name, path.stat().st_size)
-        for each in (row, *_small(found, kind, figures.spec, folder), *_exports(schedule, kind, folder)):
-            if each.name and each.bytes > left:
-                (folder / each.name).unlink()
-                yield replace(each, name="", why=f"{each.bytes} bytes are too many here")
-            else:
-                left -= each.bytes
-                yield each
+    for each in _offered(found, spec, folder):
+        if each.bytes > left:
+            (folder / each.name).unlink()
+            yield replace(each, name="", why=f"{each.bytes} bytes are too many here")
+        else:
+            left -= each.bytes
+            yield each
 
 
-def _small(found: Found, kind: str, spec: str, folder: Path) -> Iterator[Download]:
+def _offered(found: Found, spec: str, folder: Path) -> Iterator[Download]:
     from arborcast.synth import write_schedule
-    from arborcast.synth.atlas.figures import SAMPLE, Download
+    from arborcast.synth.atlas.figures import CURVES, SAMPLE, Download
 
-    if kind in found.small:
-        size = f"{SAMPLE >> 10}KiB"
-        path = folder / f"{kind}-{size}.json.gz"
-        write_schedule(found.small[kind], path)
-        command = f"synth solve {spec} {kind} --size {size} -o {path.stem}"
-        yield Download(f"{kind} of {size}", command, path.name, path.stat().st_size)
+    size = f"{SAMPLE >> 10}KiB"
+    for kind in CURVES:
+        best = (f"schedule of the best {kind}, with its certificate", kind.value, "", found.schedules)
+        small = (f"{kind} of {size}", f"{kind}-{size}", f"--size {size} ", found.small)
+        for what, name, option_of, schedules in (best, small):
+            if kind in schedules:
+                path = folder / f"{name}.json.gz"
+                write_schedule(schedules[kind], path)
+                command = f"synth solve {spec} {kind} {option_of}-o {name}.json"
+                yield Download(what, command, path.name, path.stat().st_size)
+        if kind in found.schedules:
+            yield from _exports(found.schedules[kind], kind, folder)
 
 
 def _exports(schedule: AnySchedule, kind: str, folder: Path) -> Iterator[Download]:
