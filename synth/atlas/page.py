@@ -68,7 +68,7 @@ def whole_page(figures: Figures, folder: Path) -> str:
 
 def index_of(machines: Sequence[Figures]) -> str:
     """The table of all machines."""
-    return _environment().get_template("index.html.jinja").render(rows=[*map(_row, machines)])
+    return _environment().get_template("index.html.jinja").render(machines=machines, part_of=part_of)
 
 
 def read_atlas(folder: Path) -> list[Figures]:
@@ -150,24 +150,6 @@ def _small(curve: Curve) -> str:
     return told
 
 
-def _row(it: Figures) -> dict[str, object]:
-    best = it.of(Kind.ALLREDUCE)
-    gap = it.curve(Kind.ALLREDUCE).worst_gap()
-    rates = {kind: it.of(kind).rate for kind in (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.ALLTOALL)}
-    return {
-        "vendor": it.vendor,
-        "link": f"{it.folder}/index.html",
-        "name": it.name,
-        "ranks": it.ranks,
-        **{kind.value: NONE if rate is None else f"{float(rate):.4g}" for kind, rate in rates.items()},
-        "proved": NONE if best.rate is None else "yes" if best.proved else part_of(best.rate, best.limit),
-        "ring": part_of(best.ring, best.limit),
-        "nccl": part_of(best.nccl, best.limit),
-        "gap": NONE if gap is None else f"{gap:.0%}",
-        "about": it.about,
-    }
-
-
 @cache
 def _environment() -> Environment:
     try:
@@ -182,6 +164,7 @@ def _environment() -> Environment:
     made.filters |= {
         "size": format_size,
         "us": lambda us: NONE if us is None else f"{us:,.0f}" if us >= 1000 else f"{us:.4g}",
-        "gap": lambda gap: f"{gap:.1%}",
+        "gap": lambda gap: NONE if gap is None else f"{gap:.1%}",
+        "rate": lambda rate: NONE if rate is None else f"{float(rate):.4g}",
     }
     return made

@@ -110,6 +110,7 @@ def _begun(on: FabricRequest, entry: Entry | None, deadline: float | None) -> Fi
     from arborcast.synth.simulation.prices import is_priced
 
     topology = on.topology
+    vendor, about, source = ("", "", "") if entry is None else (entry.vendor, entry.description, entry.source)
     able = topology.holders - topology.ranks
     kinds = (
         (able, "switch that adds", "switches that add"),
@@ -122,9 +123,9 @@ def _begun(on: FabricRequest, entry: Entry | None, deadline: float | None) -> Fi
         " ".join(words_of(on.options)),
         topology.ranks,
         f"{counted(topology.ranks, 'rank')}, {switches}{counted(len(topology.cables), 'directed link')}",
-        "" if entry is None else entry.vendor,
-        "" if entry is None else entry.description,
-        tuple(_granted(topology, "" if entry is None else entry.source)),
+        vendor,
+        about,
+        tuple(_granted(topology, source)),
         is_priced(topology),
         deadline,
         no_picture=f"{len(topology.links)} links" if len(topology.links) > MOST_DRAWN else "",
