@@ -10,21 +10,21 @@ from math import log2
 
 from markupsafe import Markup
 
-from arborcast.synth.atlas.figures import Curve, Point
+from arborcast.synth.atlas.figures import SizeCurve, SizeTimes
 from arborcast.synth.formats.sizes import format_size
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 420, 240, 34, 12, 20, 34
 TOP_OF_SCALE = 8.0
 """Times the least time that are drawn at most; what takes longer runs along the upper edge."""
 
-LINES: dict[str, tuple[str, Callable[[Point], float | None]]] = {
+LINES: dict[str, tuple[str, Callable[[SizeTimes], float | None]]] = {
     "nccl": ("NCCL's model", lambda point: point.nccl_us),
     "ring": ("best rings", lambda point: point.ring_us),
     "best": ("chosen", lambda point: point.time_us),
 }
 
 
-def drawn(curve: Curve) -> Markup:
+def drawn(curve: SizeCurve) -> Markup:
     """A figure of one collective; nothing where there are no times."""
     if not curve.points:
         return Markup("")
@@ -38,7 +38,7 @@ def drawn(curve: Curve) -> Markup:
     )
 
 
-def _x(curve: Curve, size: int) -> float:
+def _x(curve: SizeCurve, size: int) -> float:
     first, last = log2(curve.points[0].bytes), log2(curve.points[-1].bytes)
     return LEFT + (WIDTH - LEFT - RIGHT) * (log2(size) - first) / max(last - first, 1)
 
@@ -49,7 +49,7 @@ def _y(times: float) -> float:
     return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * part
 
 
-def _axes(curve: Curve) -> Iterator[Markup]:
+def _axes(curve: SizeCurve) -> Iterator[Markup]:
     for times in (1, 1.5, 2, 3, 4, 6, 8):
         style, y = "least" if times == 1 else "grid", round(_y(times), 1)
         yield Markup('<line class="{}" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
@@ -63,7 +63,7 @@ def _axes(curve: Curve) -> Iterator[Markup]:
         )
 
 
-def _line(curve: Curve, name: str) -> Markup:
+def _line(curve: SizeCurve, name: str) -> Markup:
     of = LINES[name][1]
     places = " ".join(
         f"{_x(curve, point.bytes):.1f},{_y(us / point.least_us):.1f}"

@@ -53,7 +53,7 @@ Exact: TypeAlias = Annotated[Fraction, PlainValidator(Fraction), PlainSerializer
 
 
 @dataclass(frozen=True)
-class Rates:
+class KindRates:
     """What a collective of large buffers reaches; rates are algbw in GB/s.
 
     Attributes:
@@ -85,7 +85,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Point:
+class SizeTimes:
     """What a buffer takes, in us: by the schedule chosen, at least, by the best rings, by NCCL's model."""
 
     bytes: int
@@ -103,15 +103,15 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Curve:
+class SizeCurve:
     """Least times over sizes, or why there are none."""
 
     kind: str
-    points: tuple[Point, ...] = ()
+    points: tuple[SizeTimes, ...] = ()
     why: str = ""
 
     @property
-    def small(self) -> Sequence[Point]:
+    def small(self) -> Sequence[SizeTimes]:
         """Of small buffers."""
         return [each for each in self.points if each.bytes <= SMALL]
 
@@ -121,7 +121,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Measured:
+class QuotedFigure:
     """What others published: algbw of a large buffer and its part of the limit, or a time and the least."""
 
     kind: str
@@ -173,9 +173,9 @@ class Figures:
     priced: bool = False
     deadline_s: float | None = None
     no_picture: str = ""
-    rates: tuple[Rates, ...] = ()
-    curves: tuple[Curve, ...] = ()
-    measured: tuple[Measured, ...] = ()
+    rates: tuple[KindRates, ...] = ()
+    curves: tuple[SizeCurve, ...] = ()
+    measured: tuple[QuotedFigure, ...] = ()
     downloads: tuple[Download, ...] = ()
     format: str = FORMAT
 
@@ -184,11 +184,11 @@ class Figures:
         """The name of its folder, of the topology's name."""
         return re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-.") or "machine"
 
-    def of(self, kind: str) -> Rates:
+    def of(self, kind: str) -> KindRates:
         """The rates of a kind."""
         return next(each for each in self.rates if each.kind == kind)
 
-    def curve(self, kind: str) -> Curve:
+    def curve(self, kind: str) -> SizeCurve:
         """The times of a kind."""
         return next(each for each in self.curves if each.kind == kind)
 
@@ -213,16 +213,16 @@ _ADAPTER = TypeAdapter(Figures)
 
 
 @dataclass
-class Found:
+class WorkedOut:
     """What was worked out: `schedules` of the best rates and `small` ones for `SAMPLE`, by kind."""
 
-    rates: list[Rates] = field(default_factory=list)
-    curves: list[Curve] = field(default_factory=list)
+    rates: list[KindRates] = field(default_factory=list)
+    curves: list[SizeCurve] = field(default_factory=list)
     schedules: dict[str, AnySchedule] = field(default_factory=dict)
     small: dict[str, AnySchedule] = field(default_factory=dict)
 
 
-def work_out(topology: Topology, planned: Topology, options: SolveOptions) -> Found:
+def work_out(topology: Topology, planned: Topology, options: SolveOptions) -> WorkedOut:
     """All rates and curves of a fabric.
 
     Args:
@@ -233,7 +233,7 @@ def work_out(topology: Topology, planned: Topology, options: SolveOptions) -> Fo
     Raises:
         InfeasibleError: ranks cannot reach each other.
     """
-    found = Found()
+    found = WorkedOut()
     for number, kind in enumerate(KINDS):
         report(f"{kind} on {topology.name}", number, len(KINDS))
         question = _Question(topology, planned, Collective.on(topology, kind), options)
@@ -252,13 +252,13 @@ class _Question:
     asked: Collective
     options: SolveOptions
 
-    def rates(self, schedules: dict[str, AnySchedule]) -> Rates:
+    def rates(self, schedules: dict[str, AnySchedule]) -> KindRates:
         """Its row of the table; the schedule goes to `schedules`."""
         kind = self.asked.kind.value
         limit = bound(self.topology, self.asked)
         if not limit.rate:
             raise InfeasibleError(who_is_cut_off(self.topology, self.asked), limit)
-        row = Rates(kind, limit.rate, proof(limit, self.topology), limit.scope.value)
+        row = KindRates(kind, limit.rate, proof(limit, self.topology), limit.scope.value)
         if self.topology.forwarding is not self.topology:
             row = replace(row, forwarding=bound(self.topology.forwarding, self.asked).rate)
         try:
@@ -279,7 +279,7 @@ class _Question:
         except (InfeasibleError, InputError) as error:
             return replace(row, why_no_nccl=str(error))
 
-    def curve(self, small: dict[str, AnySchedule]) -> Curve:
+    def curve(self, small: dict[str, AnySchedule]) -> SizeCurve:
         """At every size what the table of `synth solve --size` chooses, by its priced time."""
         kind = self.asked.kind.value
         try:
@@ -288,7 +288,7 @@ class _Question:
                 raise selection.out_of_time
             choices = selection.choices()
         except (TimedOutError, InputError, NumericalError) as error:
-            return Curve(kind, why=self._said(error))
+            return SizeCurve(kind, why=self._said(error))
         least = PricedLimit.of(choices[0].schedule)
         nccl: dict[int, float] = {}
         with suppress(InfeasibleError, InputError):  # the table of rates says why
@@ -300,11 +300,11 @@ class _Question:
             ring_us = None if isinstance(self.rings, str) else _time_us(self.rings, size)
             least_us, time_us = rounded(least.at(size)), _time_us(chosen, size)
             name, steps = chosen.method.name, chosen.steps
-            points.append(Point(size, name, steps, time_us, least_us, ring_us, nccl.get(size)))
+            points.append(SizeTimes(size, name, steps, time_us, least_us, ring_us, nccl.get(size)))
             if size == SAMPLE:
                 _verified(chosen)
                 small[kind] = chosen
-        return Curve(kind, tuple(points))
+        return SizeCurve(kind, tuple(points))
 
     @cached_property
     def rings(self) -> AnySchedule | str:

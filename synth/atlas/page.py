@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arborcast.synth.atlas.figures import Curve, Figures, Rates
+from arborcast.synth.atlas.figures import Figures, KindRates, SizeCurve
 from arborcast.synth.collective import Kind, busbw_factor
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size
@@ -106,7 +106,7 @@ def _shown(it: Figures) -> dict[str, Any]:
     }
 
 
-def _verdict(best: Rates) -> Any:
+def _verdict(best: KindRates) -> Any:
     """The first sentence: how fast, whether proved, against what."""
     from markupsafe import Markup
 
@@ -138,7 +138,7 @@ def _verdict(best: Rates) -> Any:
     return head
 
 
-def _small(curve: Curve) -> str:
+def _small(curve: SizeCurve) -> str:
     """Of small buffers, where latencies count."""
     gap = curve.worst_gap()
     if gap is None:

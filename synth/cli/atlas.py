@@ -23,7 +23,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.formats.words import assumed
 
 if TYPE_CHECKING:
-    from arborcast.synth.atlas.figures import Download, Figures, Found, Measured
+    from arborcast.synth.atlas.figures import Download, Figures, QuotedFigure, WorkedOut
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.topology import Topology
     from arborcast.topologies.entries import Entry
@@ -154,15 +154,15 @@ def _published(topology: Topology) -> list[Measurement]:
     return [row for row in rows if load(row.spec, ranks=row.chosen).name == topology.name]
 
 
-def _beside(row: Measurement, topology: Topology, found: Found) -> Measured:
+def _beside(row: Measurement, topology: Topology, found: WorkedOut) -> QuotedFigure:
     """What others published, beside what is proved."""
-    from arborcast.synth.atlas.figures import Measured, rounded
+    from arborcast.synth.atlas.figures import QuotedFigure, rounded
     from arborcast.synth.collective import Kind, busbw_factor
     from arborcast.synth.formats.sizes import parse_size
     from arborcast.synth.selection import PricedLimit
 
     kind = row.collective
-    told = Measured(kind, row.last_size, BY[row.by], row.source)
+    told = QuotedFigure(kind, row.last_size, BY[row.by], row.source)
     if row.busbw:
         rate = float(row.busbw) / float(busbw_factor(Kind(kind), topology.ranks))
         limit = next(each.limit for each in found.rates if each.kind == kind)
@@ -221,7 +221,7 @@ def _made(on: FabricRequest, figures: Figures, output: Path, *, alone: bool) -> 
     return figures
 
 
-def _downloads(found: Found, spec: str, folder: Path) -> Iterator[Download]:
+def _downloads(found: WorkedOut, spec: str, folder: Path) -> Iterator[Download]:
     """Schedules and what the best become elsewhere, as long as there is room."""
     left = MOST_BYTES
     for each in _offered(found, spec, folder):
@@ -233,7 +233,7 @@ def _downloads(found: Found, spec: str, folder: Path) -> Iterator[Download]:
             yield each
 
 
-def _offered(found: Found, spec: str, folder: Path) -> Iterator[Download]:
+def _offered(found: WorkedOut, spec: str, folder: Path) -> Iterator[Download]:
     from arborcast.synth import write_schedule
     from arborcast.synth.atlas.figures import CURVES, SAMPLE, Download
 
