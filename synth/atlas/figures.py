@@ -194,7 +194,7 @@ class Figures:
 
     def to_document(self) -> bytes:
         """As JSON, rates as exact fractions."""
-        return _ADAPTER.dump_json(self, indent=1, exclude_defaults=True) + b"\n"
+        return _ADAPTER.dump_json(self, exclude_defaults=True) + b"\n"
 
     @classmethod
     def from_document(cls, text: bytes, place: str) -> Figures:

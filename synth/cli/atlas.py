@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from arborcast.topologies.entries import Entry
     from arborcast.topologies.published import Measurement
 
-MOST_BYTES = 70_000
+MOST_BYTES = 40_000
 """Of all downloads of a page together, compressed: what goes beyond is replaced by its command."""
 
 MOST_EXPORTED = 4000
