@@ -65,7 +65,10 @@ def atlas(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a page of a machine: what is proved, rings, NCCL's model, times over sizes, downloads."""
+    """Make a page of all that is proved of a machine.
+
+    Beside it what rings and NCCL's model reach there, what others measured, times over sizes, and downloads.
+    """
     from arborcast.synth.formats.atomic import check_folder
 
     if whole == bool(fabric.spec):
