@@ -66,7 +66,7 @@ FEW_NODES = {"perlmutter": "nodes"}
 
 
 def owned() -> Iterator[Owned]:
-    """Every row once: machines and their parts, several boxes, what others measured; the popular first."""
+    """Every row once: machines and their parts, sizes and boxes, what others measured; the popular first."""
     entries = [entry for entry in catalog() if entry.vendor]
     popular = {name: place for place, name in enumerate(POPULAR)}
     entries.sort(key=lambda entry: popular.get(entry.name, len(POPULAR)))
@@ -86,10 +86,11 @@ def _of(entry: Entry) -> Iterator[Owned]:
     required = [parameter.shown.replace("N", "4") for parameter in entry.parameters if parameter.required]
     yield Owned(f"{entry.name}:{','.join(required)}" if required else entry.name)
     yield from (Owned(entry.name, ranks) for ranks in FRAGMENTS.get(entry.name, ()))
-    yield from (Owned(f"{entry.name}{size}") for size in SIZES.get(entry.name, ()))
 
 
 def _boxes(entry: Entry) -> Iterator[Owned]:
+    """Its other sizes, and several of it."""
+    yield from (Owned(f"{entry.name}{size}") for size in SIZES.get(entry.name, ()))
     boxes = FEW_NODES.get(entry.name, "boxes")
     counts = [count for counts, names in BOXES.items() if entry.name in names for count in counts]
     yield from (Owned(f"{entry.name}:{boxes}={count}") for count in counts)
