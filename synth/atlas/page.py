@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arborcast.synth.atlas.figures import Figures, KindRates, SizeCurve
+from arborcast.synth.certificate import Scope
 from arborcast.synth.collective import Kind, busbw_factor
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size
@@ -37,6 +38,11 @@ synth solve {spec} allreduce --size 64KiB -o small.json  # the one for a size"""
 def part_of(rate: Fraction | None, limit: Fraction) -> str:
     """A rate as whole percent of the limit, rounded down so that 100 % means equal."""
     return NONE if rate is None else f"{int(100 * rate / limit)} %"
+
+
+def among(row: KindRates) -> str:
+    """Of which schedules a limit speaks, where not of all."""
+    return " along trees" if row.scope == Scope.TREES else ""
 
 
 def page_of(figures: Figures, folder: Path) -> str:
@@ -68,7 +74,11 @@ def whole_page(figures: Figures, folder: Path) -> str:
 
 def index_of(machines: Sequence[Figures]) -> str:
     """The table of all machines."""
-    return _environment().get_template("index.html.jinja").render(machines=machines, part_of=part_of)
+    return (
+        _environment()
+        .get_template("index.html.jinja")
+        .render(machines=machines, part_of=part_of, among=among)
+    )
 
 
 def read_atlas(folder: Path) -> list[Figures]:
@@ -99,10 +109,12 @@ def _shown(it: Figures) -> dict[str, Any]:
         "advice": "" if best.rate is None else ADVICE.format(spec=it.spec),
         "charts": [*map(drawn, it.curves)],
         "why_not": [f"{', '.join(kinds)}: {why}" for why, kinds in sorted(why_not.items())],
+        "commands": [each for each in it.downloads if each.command and not each.name],
         "refused": [f"{each.what}: {each.why}" for each in it.downloads if not each.command],
         "how_timed": PRICED if it.priced else UNPRICED,
         "busbw": lambda row: float(row.rate * busbw_factor(Kind(row.kind), it.ranks)),
         "part_of": part_of,
+        "among": among,
     }
 
 
@@ -116,7 +128,7 @@ def _verdict(best: KindRates) -> Any:
         )
     head = Markup("Allreduce: <b>{:.4g} GB/s</b>, ").format(float(best.rate))
     head += (
-        "proved: no schedule is faster."
+        f"proved: no schedule{among(best)} is faster."
         if best.proved
         else Markup("{} of the proven limit.").format(part_of(best.rate, best.limit))
     )
