@@ -61,6 +61,9 @@ BOXES = {
 }
 """How many boxes of a popular machine on one fabric."""
 
+WITHOUT_NCCL = ("gaudi", "mac-studio", "tpu", "trn")
+"""How the names of machines begin on which neither NCCL nor RCCL runs."""
+
 FEW_NODES = {"perlmutter": "nodes"}
 """What boxes are called, where it is something else."""
 

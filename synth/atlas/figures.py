@@ -25,7 +25,7 @@ from arborcast.synth.api import approach, bound
 from arborcast.synth.baselines import solve_baseline
 from arborcast.synth.baselines.nccl_model import ModelTime, nccl_times
 from arborcast.synth.collective import NAMED_KINDS, Collective, Kind
-from arborcast.synth.errors import InfeasibleError, InputError, NumericalError, TimedOutError
+from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, NumericalError, TimedOutError
 from arborcast.synth.formats.reading import shorten_path
 from arborcast.synth.formats.words import proof
 from arborcast.synth.implicit_schedule import AnySchedule
@@ -222,12 +222,13 @@ class WorkedOut:
     small: dict[str, AnySchedule] = field(default_factory=dict)
 
 
-def work_out(topology: Topology, planned: Topology, options: SolveOptions) -> WorkedOut:
+def work_out(topology: Topology, planned: Topology | None, options: SolveOptions) -> WorkedOut:
     """All rates and curves of a fabric.
 
     Args:
         topology: the fabric, all of whose ranks take part.
-        planned: the same with the rates that NCCL plans with, where these are known.
+        planned: the same with the rates that NCCL plans with, where these are known; None where NCCL does
+            not run on such ranks.
         options: `deadline_s` is that of each question.
 
     Raises:
@@ -248,7 +249,7 @@ class _Question:
     """A collective on a fabric."""
 
     topology: Topology
-    planned: Topology
+    planned: Topology | None
     asked: Collective
     options: SolveOptions
 
@@ -315,6 +316,8 @@ class _Question:
             return str(error).removeprefix("multiring: ").removeprefix(f"{self.asked.kind}: ")
 
     def _nccl(self, sizes: Sequence[int]) -> Sequence[ModelTime]:
+        if self.planned is None:
+            raise CollectiveError("neither NCCL nor RCCL runs on such ranks")
         return nccl_times(self.planned, Collective.on(self.planned, self.asked.kind), sizes)
 
     def _said(self, error: Exception) -> str:

@@ -133,9 +133,16 @@ def _begun(on: FabricRequest, entry: Entry | None, deadline: float | None) -> Fi
         deadline,
         no_picture=f"{len(topology.links)} links" if len(topology.links) > MOST_DRAWN else "",
     )
-    fabrics = [topology_to_document(each) for each in (topology, planned_by_nccl(on))]
+    fabrics = [each and topology_to_document(each) for each in (topology, _planned(on))]
     said = [ANSWERS, fabrics, figures.spec, deadline, [asdict(row) for row in _published(topology)]]
     return replace(figures, key=hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32])
+
+
+def _planned(on: FabricRequest) -> Topology | None:
+    """With NCCL's rates; None where NCCL does not run."""
+    from arborcast.topologies.owned import WITHOUT_NCCL
+
+    return None if on.topology.name.startswith(WITHOUT_NCCL) else planned_by_nccl(on)
 
 
 def _granted(topology: Topology, source: str) -> Iterator[str]:
@@ -197,7 +204,7 @@ def _made(on: FabricRequest, figures: Figures, output: Path, *, alone: bool) -> 
     from arborcast.synth.pictures import draw_topology
     from arborcast.synth.solve_options import SolveOptions
 
-    found = work_out(on.topology, planned_by_nccl(on), SolveOptions(deadline_s=figures.deadline_s))
+    found = work_out(on.topology, _planned(on), SolveOptions(deadline_s=figures.deadline_s))
     place = output / figures.folder
     draft, old = output / f".{figures.folder}.part", output / f".{figures.folder}.old.part"
     draft.mkdir()
