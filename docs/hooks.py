@@ -118,13 +118,14 @@ def atlas() -> str:
     return index_of(read_atlas(ATLAS))
 
 
-def pages_of_machines() -> Iterator[tuple[str, str]]:
-    """The pages of the atlas, made of the figures that lie there: where each goes, and its text."""
-    from arborcast.synth.atlas.page import page_of, read_atlas
+def pages_of_machines() -> Iterator[tuple[str, str | bytes]]:
+    """The pages of the atlas with their pictures, made of what lies there: where each goes, and what."""
+    from arborcast.synth.atlas.page import page_of, picture_of, read_atlas
 
     for machine in read_atlas(ATLAS):
         head = f"---\ntitle: {json.dumps(machine.name)}\nsearch: {{exclude: true}}\nhide: [toc]\n---\n\n"
-        yield f"atlas/{machine.folder}/index.md", head + page_of(machine, ATLAS / machine.folder)
+        yield f"atlas/{machine.folder}/index.md", head + page_of(machine)
+        yield f"atlas/{machine.folder}/fabric.svg", picture_of(machine, ATLAS / machine.folder)
 
 
 GENERATED: dict[str, Callable[[], str]] = {

@@ -45,30 +45,33 @@ def among(row: KindRates) -> str:
     return " along trees" if row.scope == Scope.TREES else ""
 
 
-def page_of(figures: Figures, folder: Path) -> str:
+def page_of(figures: Figures, picture: str = "fabric.svg") -> str:
     """What is shown of a machine, as HTML without head and title.
 
     Args:
         figures: of it.
-        folder: where its picture lies, beside the figures.
+        picture: where that of the fabric is.
 
     Raises:
         InputError: Jinja2 is not installed.
     """
-    drawn = b"" if figures.no_picture else gzip.decompress((folder / PICTURE).read_bytes())
-    picture = b64encode(drawn).decode()
     shown = _environment().get_template("machine.html.jinja")
     return shown.render(**_shown(figures), picture=picture)
 
 
+def picture_of(figures: Figures, folder: Path) -> bytes:
+    """The fabric as SVG, from the folder of the figures; nothing where it is not drawn."""
+    return b"" if figures.no_picture else gzip.decompress((folder / PICTURE).read_bytes())
+
+
 def whole_page(figures: Figures, folder: Path) -> str:
     """The same as a document of its own, which asks no other file for anything but downloads."""
+    picture = f"data:image/svg+xml;base64,{b64encode(picture_of(figures, folder)).decode()}"
     return (
         '<!doctype html>\n<html lang="en" class="atlas-alone"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(figures.name)}</title><style>{STYLE.read_text(encoding='utf-8')}</style></head>"
-        f"<body><main><h1>{escape(figures.name)}</h1>{page_of(figures, folder)}</main>"
-        "</body></html>\n"
+        f"<body><main><h1>{escape(figures.name)}</h1>{page_of(figures, picture)}</main></body></html>\n"
     )
 
 
