@@ -75,8 +75,6 @@ def atlas(
         raise InputError("atlas: needs a fabric or --catalog, and not both")
     check_folder(output)
     output.mkdir(exist_ok=True)
-    for left in output.glob(".*.part"):  # of a run that was ended
-        shutil.rmtree(left)
     made: dict[str, Figures] = {}
     kept = 0
     for options, entry in _listed(fabric):
@@ -85,6 +83,8 @@ def atlas(
             figures = _begun(on, entry, deadline)
             if figures.folder in made:  # the same machine by another spec
                 continue
+            for left in output.glob(f".{figures.folder}.*part"):  # of a run that was ended
+                shutil.rmtree(left)
             before = _kept(output / figures.folder, figures.key)
             kept += before is not None
             made[figures.folder] = before or _made(on, figures, output, alone=not whole)
@@ -92,7 +92,7 @@ def atlas(
     answer(
         as_json,
         {"pages": pages, "machines": [each.name for each in made.values()], "kept": kept},
-        lambda: [f"{len(made)} made, of which {kept} were there", *(f"written  {page}" for page in pages)],
+        lambda: [f"{counted(len(made), 'page')}, {kept} kept", *(f"written  {page}" for page in pages)],
     )
 
 
