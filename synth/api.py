@@ -178,25 +178,30 @@ class Approach:
             return solve_partly_symmetric(self.faulty, collective.kind, options)
         return method_for(self.method, topology, collective)(topology, collective, options)
 
-    def candidates(self) -> Iterator[AnySchedule]:
-        """Every schedule worth comparing over sizes, as they are found; raises as `solve`, in between."""
+    def candidates(self, left_out: dict[str, str] | None = None) -> Iterator[AnySchedule]:
+        """Every schedule worth comparing over sizes, as they are found; raises as `solve`, in between.
+
+        Args:
+            left_out: is filled with the methods that were not compared, and why.
+        """
+        from arborcast.synth.candidates import Candidates
         from arborcast.synth.schedule import Schedule
-        from arborcast.synth.selection import candidates, implicit_candidates
 
+        left_out = {} if left_out is None else left_out
         if self.topology.streams:
-            return self._through_ports()
+            return self._through_ports(left_out)
         options = replace(self.options, size_bytes=None)
+        of_all = replace(Candidates.of(self.topology, self.collective, options), left_out=left_out)
         if self.translations is not None:
-            found = implicit_candidates(self.topology, self.collective, self.translations, options)
+            found = of_all.implicit(self.translations)
             return (each for each in found if not (self.only_implicit and isinstance(each, Schedule)))
-        of_best_rate = replace(self, options=options).answer
-        return candidates(self.topology, self.collective, options, of_best_rate)
+        return of_all.explicit(replace(self, options=of_all.options).answer)
 
-    def _through_ports(self) -> Iterator[AnySchedule]:
+    def _through_ports(self, left_out: dict[str, str]) -> Iterator[AnySchedule]:
         from arborcast.synth.in_network.switch_schedules import lifted
 
         ports = Ports.of(self.topology)
-        found = cast("Iterator[Schedule]", replace(self, topology=ports.fabric).candidates())
+        found = cast("Iterator[Schedule]", replace(self, topology=ports.fabric).candidates(left_out))
         return lifted(found, ports.lift)
 
     def selection(self) -> Selection:
@@ -210,12 +215,14 @@ class Approach:
         """
         from arborcast.synth.selection import compared
 
+        left_out: dict[str, str] = {}
         return compared(
-            self.candidates(),
+            self.candidates(left_out),
             self.collective.kind,
             size_bytes=self.options.size_bytes,
             deadline=Deadline.after(self.options.deadline_s),
             least_piece=self.options.min_piece_bytes,
+            left_out=left_out,
         )
 
 

@@ -13,13 +13,12 @@ from arborcast import synth
 from arborcast.backends import Options
 from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.synth.baselines import BASELINES
+from arborcast.synth.candidates import Candidates
 from arborcast.synth.chunks.allreduce.halves import latency_of_parts, parts_of
 from arborcast.synth.chunks.frontier import pareto
 from arborcast.synth.collective import Collective
-from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.schedule import Schedule
-from arborcast.synth.selection import exchanges_written_out
 from arborcast.synth.simulation.pieces import SEVERAL_HOSTS
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.solve_options import SolveOptions
@@ -150,8 +149,8 @@ def _contenders(
         asked = Options(deadline_s=deadline_s, bits="any" if name == ANY_BITS else "alike")
         return [Contender(name, table=synthesize_table(topology, collective.kind, collective.root, asked))]
     if name == EXCHANGE:
-        after = Deadline.after(deadline_s)
-        found = tuple(exchanges_written_out(topology, collective, SolveOptions(), after))
+        options = SolveOptions(deadline_s=deadline_s)
+        found = tuple(Candidates.of(topology, collective, options).exchanges_written_out())
         if not found:
             raise InfeasibleError(f"{name}: none for {collective.kind} by the symmetry of {topology.name}")
         return [Contender(name, candidates=found)]

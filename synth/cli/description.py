@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arborcast.synth.certificate import Bound
+from arborcast.synth.certificate import Bound, Scope
 from arborcast.synth.cli.console import Json, table
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.formats.sizes import format_size
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from arborcast.synth.chunks.quantized_rates import QuantizedRates
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.routes.reachability import Components
-    from arborcast.synth.selection import Choice
+    from arborcast.synth.selection import Choice, Selection
     from arborcast.synth.solve_options import SolveOptions
     from arborcast.topologies.machine import Machine
 
@@ -179,6 +179,27 @@ def describe_choices(choices: Sequence[Choice]) -> list[str]:
     ]
     looked_at = "fastest by simulation, or within 1 % of it, at every size"
     return ["", looked_at, *table(("  from", "method", "shape", "rate"), rows, left=4)]
+
+
+def compared_document(selection: Selection | None) -> Json:
+    """Which methods were compared, by how many schedules, and which were not and why."""
+    if selection is None:
+        return {}
+    counts = Counter(schedule.method.name for schedule in selection.schedules)
+    return {"compared": dict(counts), "left_out": dict(selection.left_out)}
+
+
+def describe_compared(compared: Json) -> list[str]:
+    """The same in words."""
+    if not compared:
+        return []
+    counts: Mapping[str, int] = compared["compared"]
+    tried = ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in compared["left_out"].items():
+        by_reason.setdefault(reason, []).append(name)
+    left_out = [f"  not tried: {', '.join(names)} ({reason})" for reason, names in by_reason.items()]
+    return ["", f"candidates: {tried}", *left_out]
 
 
 def _shape(schedule: AnySchedule) -> str:
@@ -373,7 +394,7 @@ def _aligned(header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> lis
     return [line.rstrip() for line in lines]
 
 
-def describe_comparison(comparison: BaselineTimings, topology: Topology) -> list[str]:
+def describe_comparison(comparison: BaselineTimings, schedule: AnySchedule) -> list[str]:
     """Two tables over the sizes, a column per method: times and what none is below, then bus bandwidths."""
     from arborcast.synth.baselines.nccl_model import NOT_RUN
 
@@ -392,8 +413,10 @@ def describe_comparison(comparison: BaselineTimings, topology: Topology) -> list
         for row, size in enumerate(sizes)
     ]
     asked = [] if comparison.service == EARLIEST else [f"order of service: {comparison.service}", ""]
-    least = f"by {PLANNED}" if topology.is_planned else "no less than"
+    least = f"by {PLANNED}" if schedule.topology.is_planned else "no less than"
     limit = [least] if comparison.least_us else []
+    of_trees = limit and schedule.bound.scope is Scope.TREES
+    scope = [f"{least}: of {every_schedule(schedule.bound)}", ""] if of_trees else []
     tables = [
         *table(("time (us)", *methods, *limit), times),
         "",
@@ -401,7 +424,7 @@ def describe_comparison(comparison: BaselineTimings, topology: Topology) -> list
         "",
     ]
     note = [f"nccl: {NOT_RUN}", ""] if any(method.startswith("nccl-") for method in methods) else []
-    return [*asked, *tables, *note]
+    return [*asked, *tables, *scope, *note]
 
 
 def describe_topology(topology: Topology) -> list[str]:

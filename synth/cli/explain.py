@@ -36,11 +36,12 @@ from arborcast.synth.cli.options import (
 )
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError
 from arborcast.synth.formats.sizes import format_size, parse_size
-from arborcast.synth.formats.words import MOST_NAMED, at_most, gigabytes, share
+from arborcast.synth.formats.words import MOST_NAMED, at_most, every_schedule, gigabytes, share
 from arborcast.synth.topology import Hop, Topology
 
 if TYPE_CHECKING:
     from arborcast.synth.baselines.nccl_model import ModelTime
+    from arborcast.synth.certificate import Bound
     from arborcast.synth.collective import Collective
     from arborcast.synth.implicit_schedule import AnySchedule
 
@@ -99,7 +100,7 @@ class Explanation:
         nccl: by its model, what NCCL takes at this size by each of its algorithms, the one it chooses first;
             none where the model knows nothing of the collective or the fabric.
         rings: the link-disjoint rings of the graph; None where there are none.
-        least_us: what every schedule takes at least.
+        least_us: what every schedule takes at least, in the scope of the bound of the rate.
         best: the schedule that is the fastest at this size.
         method: of that.
         advice: what to do, the least effort first.
@@ -173,7 +174,7 @@ def explain(
         },
         lambda: [
             head,
-            *_lines(found, on.topology),
+            *_lines(found, on.topology, bound),
             f"  limit    {at_most(bound.rate, on.topology)}",
             *describe_bound(bound, on.topology),
             *describe_assumptions(on.topology)[1:],
@@ -318,7 +319,7 @@ def _document(found: Explanation, topology: Topology) -> Json:
     }
 
 
-def _lines(found: Explanation, topology: Topology) -> Iterator[str]:
+def _lines(found: Explanation, topology: Topology, bound: Bound) -> Iterator[str]:
     from arborcast.synth.baselines.nccl_model import NOT_RUN
 
     how = told_as(topology)
@@ -338,7 +339,7 @@ def _lines(found: Explanation, topology: Topology) -> Iterator[str]:
     else:
         yield f"  rings    {found.rings.time_us:.4g} us {how}, {_use(found.rings, topology)}"
     yield f"  best     {found.best.time_us:.4g} us {how} by {found.method}, {_use(found.best, topology)}"
-    yield f"  least    {found.least_us:.4g} us, whatever the schedule; {_gaps(found)}"
+    yield f"  least    {found.least_us:.4g} us for {every_schedule(bound)}; {_gaps(found)}"
 
 
 def told_as(topology: Topology) -> str:

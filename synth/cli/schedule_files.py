@@ -162,13 +162,17 @@ def simulate(
             title += f", {order}"
         draw_sweep(comparison.by_method, picture, bound=schedule.bound, title=title)
     topology = schedule.topology
-    document = {"picture": text_of(picture), "assumed": assumptions_document(topology)}
+    document = {
+        "scope": schedule.bound.scope.value,
+        "picture": text_of(picture),
+        "assumed": assumptions_document(topology),
+    }
     told = is_priced(topology) and not priced
     answer(
         as_json,
         {**comparison.to_document(), **document, "priced": priced and is_priced(topology)},
         lambda: [
-            *describe_comparison(comparison, topology),
+            *describe_comparison(comparison, schedule),
             *([UNPRICED] if told else []),
             *describe_assumptions(topology),
             *(f"{method}: {why}" for method, why in comparison.unavailable.items()),

@@ -17,7 +17,9 @@ from arborcast.synth.cli.console import Json, Stopwatch, answer, print_json, pri
 from arborcast.synth.cli.description import (
     at_size,
     choices_document,
+    compared_document,
     describe_choices,
+    describe_compared,
     describe_solution,
 )
 from arborcast.synth.cli.inputs import (
@@ -50,7 +52,7 @@ from arborcast.synth.solve_options import MIN_PIECE_BYTES, SolveOptions
 
 if TYPE_CHECKING:
     from arborcast.synth.implicit_schedule import AnySchedule
-    from arborcast.synth.selection import Choice
+    from arborcast.synth.selection import Choice, Selection
 
 
 @about_a_fabric()
@@ -140,6 +142,7 @@ def solve(
     topology = on.topology
     stopwatch = Stopwatch()
     choices: Sequence[Choice] = ()
+    selection: Selection | None = None
     try:
         with progress(f"solving {collective} on {topology.name}", quiet=as_json):
             chosen = collective_on(collective, on, root)
@@ -150,7 +153,7 @@ def solve(
                 selection = asked.selection()
                 schedule = selection.fastest_in_time(options.size_bytes)
                 try:
-                    choices = selection.choices()
+                    choices = selection.choices() if selection.is_of_all else ()
                 except TimedOutError as late:  # its best is of another size
                     raise TimedOutError(f"the table of choices by size: {late}", schedule) from late
     except InfeasibleError as error:
@@ -162,8 +165,16 @@ def solve(
     if prove_time and options.size_bytes:
         schedule = with_time(schedule, options.size_bytes)
     solution = {**kept(schedule, stopwatch.seconds, output), **at_size(schedule, options)}
-    document = {**solution, "choices": choices_document(choices)}
-    answer(as_json, document, lambda: [*describe_solution(schedule, solution), *describe_choices(choices)])
+    compared = compared_document(selection)
+
+    def words() -> list[str]:
+        return [
+            *describe_solution(schedule, solution),
+            *describe_choices(choices),
+            *describe_compared(compared),
+        ]
+
+    answer(as_json, {**solution, "choices": choices_document(choices), **compared}, words)
 
 
 def with_time(schedule: AnySchedule, size_bytes: int) -> AnySchedule:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from arborcast.synth.chunks.solvers.solver_child import WorkerDiedError
 from arborcast.synth.cli import app as cli
 from arborcast.synth.deadline import Deadline, Limit
 from arborcast.synth.formats import topology_to_document
+from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 from tests.support.commands import Command, refused
 
@@ -36,8 +39,6 @@ def test_help_is_help_and_no_summary_is_cut(words: tuple[str, ...], command: Com
 
 @pytest.mark.parametrize("form", ["yaml", "json", "smi"])
 def test_a_topology_is_no_schedule(form: str, command: Command, tmp_path: Path) -> None:
-    import json
-
     import yaml
 
     document = topology_to_document(load("ring:3"))
@@ -153,3 +154,21 @@ def test_a_solver_without_memory_is_not_called_late(
     assert ran.status == 3
     assert (ran.document["timed_out"], ran.document["solver_died"]) == (False, True)
     assert "needed more memory" in ran.document["why"]
+
+
+def test_a_time_that_only_limits_trees_says_so(command: Command, tmp_path: Path) -> None:
+    """Lengths of this fabric that are not the same both ways prove its rate, which is of trees alone."""
+    links = [
+        Link(a, b, Fraction(rate)) for a, b, rate in ((0, 1, 4), (1, 3, 3), (2, 0, 2), (3, 1, 1), (3, 2, 4))
+    ]
+    fabric, schedule = str(tmp_path / "fabric.json"), str(tmp_path / "schedule.json")
+    Path(fabric).write_text(json.dumps(topology_to_document(Topology.build("one-way", 4, links))))
+    asked = (fabric, "allreduce", "--size", "1MiB")
+    assert "every schedule along trees takes at least" in command("solve", *asked, "-o", schedule).out
+    assert "us for every schedule along trees;" in command("explain", *asked).out
+    sizes = ("--sizes", "1MiB")
+    assert "no less than: of every schedule along trees" in command("simulate", schedule, *sizes).out
+    assert (
+        '"scope": "schedules that reduce and broadcast' in command("simulate", schedule, *sizes, "--json").out
+    )
+    assert "along trees" not in command("explain", "ring:3", *asked[1:]).out

@@ -32,7 +32,7 @@ from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
 from arborcast.topologies import load
-from tests.lowering.test_additions import UNLIKE
+from tests.lowering.test_additions import EXPLICIT, UNLIKE
 from tests.support.forked_solvers import started_anew
 
 RING = load("ring:3,latency=5")
@@ -174,15 +174,15 @@ def found_until_late(best: Schedule | None, *found: Schedule) -> Any:
 def test_what_was_found_by_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     ring, trees = (solve(RING, "allreduce", method=method) for method in ("ring", "trees"))
     asked = (RING, ring.collective, "auto", SolveOptions())
-    monkeypatch.setattr("arborcast.synth.selection.candidates", found_until_late(None, trees, ring))
+    monkeypatch.setattr(EXPLICIT, found_until_late(None, trees, ring))
     first, whole = tables(*asked)
     assert [entry.schedule for entry in first.entries] == [trees]
     assert {entry.schedule for entry in whole.entries} <= {ring, trees}
     assert first.is_cut_short and whole.is_cut_short
-    monkeypatch.setattr("arborcast.synth.selection.candidates", found_until_late(ring))
+    monkeypatch.setattr(EXPLICIT, found_until_late(ring))
     (only,) = tables(*asked)
     assert only.is_cut_short and only.entries[0].schedule == ring
-    monkeypatch.setattr("arborcast.synth.selection.candidates", found_until_late(None))
+    monkeypatch.setattr(EXPLICIT, found_until_late(None))
     with pytest.raises(TimedOutError, match="too late"):
         next(tables(*asked))
 
@@ -207,7 +207,7 @@ def test_one_method_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nobody_gets_a_schedule_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = solve(RING, "allreduce", method="ring")
     wrong = replace(ring, transfers=ring.transfers[:-1])
-    monkeypatch.setattr("arborcast.synth.selection.candidates", lambda *_, **__: iter([wrong]))
+    monkeypatch.setattr(EXPLICIT, lambda *_, **__: iter([wrong]))
     with pytest.raises(ExecutionError, match=r"method ring made a schedule that is not correct: .*rank"):
         next(tables(RING, ring.collective, "auto", SolveOptions()))
 
@@ -216,7 +216,7 @@ def test_ranks_add_in_different_orders_only_where_the_group_says_so(monkeypatch:
     asked = UNLIKE.topology, UNLIKE.collective, "auto", SolveOptions()
     unlike = replace(UNLIKE, bound=bound(*asked[:2]))
     for found in ([unlike], [unlike, unlike]):
-        monkeypatch.setattr("arborcast.synth.selection.candidates", lambda *_, found=found, **__: iter(found))
+        monkeypatch.setattr(EXPLICIT, lambda *_, found=found, **__: iter(found))
         with pytest.raises(ExecutionError, match="made a schedule whose ranks add in different orders"):
             next(tables(*asked))
         *_, table = tables(*asked, bits="any")
@@ -291,7 +291,7 @@ from arborcast.backends import Options
 from arborcast.backends.schedules.synthesis import synthesize_table
 from arborcast.synth.collective import Kind
 from arborcast.topologies import load
-from tests.lowering.test_additions import UNLIKE
+from tests.lowering.test_additions import EXPLICIT, UNLIKE
 table = synthesize_table(load("ring:3"), Kind.ALLREDUCE, None, Options(method="ring", deadline_s=200))
 print(table.entries[0].schedule.method.name, "torch" in sys.modules)
 """

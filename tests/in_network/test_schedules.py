@@ -9,12 +9,13 @@ from fractions import Fraction
 import pytest
 
 from arborcast import synth
+from arborcast.synth.candidates import Candidates
 from arborcast.synth.certificate import Bound
 from arborcast.synth.certification import certified_scope, dual_of
 from arborcast.synth.collective import TREE_KINDS, Collective
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from arborcast.synth.in_network.steiner_program import steiner_program
-from arborcast.synth.selection import candidates, compared
+from arborcast.synth.selection import compared
 from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Switch, Topology
 from tests.support.able_fabrics import ABLE, drawn, of_cables, star
@@ -202,7 +203,8 @@ def test_what_is_compared_in_time_is_on_the_fabric_that_was_asked_for():
     best = synth.solve(fabric, "allreduce")
     for late in (1e-9, None):
         options = SolveOptions(max_trees=2, cache=False, deadline_s=late)
-        found = compared(candidates(fabric, collective, options, lambda: best), collective.kind)
+        of_all = Candidates.of(fabric, collective, options)
+        found = compared(of_all.explicit(lambda: best), collective.kind)
         assert (found.out_of_time is None) == (late is None)
         assert {schedule.topology for schedule in found.schedules} == {fabric}
         assert {schedule.bound for schedule in found.schedules} == {best.bound}

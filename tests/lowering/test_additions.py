@@ -59,6 +59,8 @@ def drawn(*transfers: tuple[int, int, int], total: int, copies: int = 0) -> Sche
     return make("allreduce", [Chunk(Fraction(1), 0)], moves, total=total)
 
 
+EXPLICIT = "arborcast.synth.candidates.Candidates.explicit"
+
 UNLIKE = drawn((1, 0, 0), (2, 0, 0), (0, 2, 0), (1, 2, 1), (0, 1, 2), total=3, copies=1)
 """Rank 0 adds (0 + 1) + 2 at once, rank 2 adds (0 + 2) + 1 in two steps."""
 
@@ -203,10 +205,10 @@ def test_what_serves_a_group_on_random_fabrics(fabric: Topology) -> None:
 
 def test_a_schedule_that_adds_in_several_orders_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     unlike = replace(UNLIKE, bound=bound(UNLIKE.topology, UNLIKE.collective))
-    monkeypatch.setattr("arborcast.synth.selection.candidates", lambda *_, **__: iter([unlike]))
+    monkeypatch.setattr(EXPLICIT, lambda *_, **__: iter([unlike]))
     asked = (UNLIKE.topology, UNLIKE.collective, "auto", SolveOptions())
     with pytest.raises(ExecutionError, match="method drawn made a schedule whose ranks add in different"):
         next(tables(*asked))
     ring = solve(UNLIKE.topology, "allreduce", method="ring")
-    monkeypatch.setattr("arborcast.synth.selection.candidates", lambda *_, **__: iter([unlike, ring]))
+    monkeypatch.setattr(EXPLICIT, lambda *_, **__: iter([unlike, ring]))
     assert [[entry.schedule for entry in table.entries] for table in tables(*asked)] == [[ring], [ring]]

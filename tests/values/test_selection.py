@@ -16,13 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth
-from arborcast.synth import selection
+from arborcast.synth import candidates, selection
 from arborcast.synth.api import approach
 from arborcast.synth.bounds import bound
+from arborcast.synth.candidates import Candidates
 from arborcast.synth.chunks import frontier
 from arborcast.synth.chunks.problem.instance import TooManyRoutesError
 from arborcast.synth.collective import Collective, Demand, Kind
-from arborcast.synth.deadline import NO_DEADLINE, Deadline
+from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, TimedOutError
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
@@ -129,7 +130,7 @@ def test_nothing_more_is_built_after_the_deadline(spec: str, kind: str, form: st
     collective = Collective.on(fabric_of(spec), "allgather")
     late = Deadline(1.0, 1.0, clock)
     with pytest.raises(TimedOutError, match=r"^the comparison of methods did not end"):
-        list(selection.shallow_by_symmetry(fabric_of(spec), collective, QUIET, late))
+        list(Candidates(fabric_of(spec), collective, QUIET, late).shallow_by_symmetry())
 
 
 def test_a_late_frontier_ends_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +200,8 @@ def test_a_schedule_that_takes_nearly_the_least_time_is_enough(
 ) -> None:
     found = selection.compared(iter([first, exchange()]), Kind.ALLREDUCE, size_bytes=1_000_000)
     assert (first in ran, len(found.schedules)) == (simulated, 1 if enough else 2)
-    assert len(selection.compared(iter([first, exchange()]), Kind.ALLREDUCE).schedules) == 2
+    of_all = selection.compared(iter([first, exchange()]), Kind.ALLREDUCE)
+    assert (found.is_of_all, of_all.is_of_all, len(of_all.schedules)) == (False, True, 2)
 
 
 def test_what_takes_the_least_time_of_all_has_no_rivals(ran: list[AnySchedule]) -> None:
@@ -222,12 +224,37 @@ def test_late_simulations_leave_the_first_schedule() -> None:
 
 def test_up_to_some_ranks_lower_trees_and_the_frontier_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     for most in (3, 4):
-        monkeypatch.setattr(selection, "LARGEST_SHALLOW", most)
-        monkeypatch.setattr(selection, "LARGEST_FRONTIER", most)
+        monkeypatch.setattr(candidates, "LARGEST_SHALLOW", most)
+        monkeypatch.setattr(candidates, "LARGEST_FRONTIER", most)
         names = {each.method.name for each in asked("ring:4", "allgather")}
         assert ("pareto" in names, "symmetric" in names) == (most == 4, most == 3)
         fabric = load("ring:4")
         assert select(fabric, shift(fabric), QUIET).schedules  # of a custom collective there is nothing else
+
+
+LEFT_OUT: list[tuple[str, str, dict[str, Any], dict[str, str]]] = [
+    ("ring:4", "broadcast", {"max_trees": 2}, {"all but trees": "something is asked of trees"}),
+    ("mesh:17", "broadcast", {}, {
+        "ring, multiring": "no ring", "binary-tree, bine": "its pattern does not fit",
+        "pareto": "more than 16 ranks"}),
+    ("mesh:17", "allgather", {}, {"swing": "needs a power of two of ranks, got 17",
+        "lower trees": "no symmetry leaves few of them"}),
+    ("ring:5", "allgather", {"size_bytes": 1 << 30}, {"all others": "takes the least time of all"}),
+    ("ring:4", "allgather", {"form": "implicit"}, {"all without symmetry": "implicit form, for 4 ranks"}),
+]  # fmt: skip
+"""Fabric, collective, wishes, and what is left out with a part of the reason."""
+
+
+@pytest.mark.parametrize(("spec", "kind", "wishes", "wanted"), LEFT_OUT)
+def test_what_is_not_compared_is_said_with_the_reason(
+    spec: str, kind: str, wishes: dict[str, Any], wanted: dict[str, str]
+) -> None:
+    form = wishes.pop("form", "auto")
+    found = approach(fabric_of(spec), kind, options=replace(QUIET, **wishes), form=form).selection()
+    assert not found.left_out.keys() & {schedule.method.name for schedule in found.schedules}
+    for names, reason in wanted.items():
+        for name in names.split(", "):
+            assert reason in found.left_out[name], found.left_out
 
 
 def test_every_second_size_is_looked_at_unless_another_stride_is_asked_for(
@@ -394,7 +421,7 @@ def test_the_deadline_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> N
         yield tree
         raise TimedOutError("the comparison of methods did not end within 1 s", ring)
 
-    monkeypatch.setattr(selection, "candidates", two_and_late)
+    monkeypatch.setattr(Candidates, "explicit", two_and_late)
     found = select(fabric, collective, QUIET)
     assert found.schedules == (tree, ring) and found.out_of_time is not None
     with pytest.raises(TimedOutError, match="within 1 s") as raised:
@@ -407,7 +434,7 @@ def test_late_before_anything_was_found(monkeypatch: pytest.MonkeyPatch) -> None
         raise TimedOutError("late")
         yield
 
-    monkeypatch.setattr(selection, "candidates", late)
+    monkeypatch.setattr(Candidates, "explicit", late)
     fabric = load("ring:4")
     with pytest.raises(TimedOutError, match="late"):
         select(fabric, shift(fabric), QUIET)
@@ -481,14 +508,12 @@ def test_above_16_ranks_low_trees_are_compared_too() -> None:
     """On a torus of 3 x 6 the lowest trees take 1 + 3 hops each way, what packs the best rate takes more."""
     fabric = load("torus:3x6")
     collective = Collective.on(fabric, "allreduce")
-    found = list(selection.shallow_by_symmetry(fabric, collective, QUIET, NO_DEADLINE))
+    found = list(Candidates(fabric, collective, QUIET).shallow_by_symmetry())
     assert all(synth.verify(schedule).correct for schedule in found)
     assert (found[0].steps, found[-1].is_optimal) == (8, True)
     assert [schedule.rate for schedule in found] == sorted(schedule.rate for schedule in found)
-    assert not list(
-        selection.shallow_by_symmetry(fabric, collective, SolveOptions(max_height=3), NO_DEADLINE)
-    )
-    (low,) = selection.by_levels(fabric, Collective.on(fabric, "broadcast"), None, NO_DEADLINE)
+    assert not list(Candidates(fabric, collective, SolveOptions(max_height=3)).shallow_by_symmetry())
+    (low,) = Candidates(fabric, Collective.on(fabric, "broadcast"), QUIET).by_levels()
     assert (low.method.name, low.steps) == ("levels", 4)
 
 
@@ -497,16 +522,16 @@ def test_few_trees_that_are_alike_need_a_symmetry_of_few_orbits(monkeypatch: pyt
 
     def heights(fabric: Topology, kind: str = "allgather", **wishes: int) -> list[int]:
         options = SolveOptions(cache=False, **wishes)  # type: ignore[arg-type]
-        asked = Collective.on(fabric, kind), options, NO_DEADLINE
-        return [found.height for found in selection.shallow_by_symmetry(fabric, *asked)]
+        asked = Candidates(fabric, Collective.on(fabric, kind), options)
+        return [found.height for found in asked.shallow_by_symmetry()]
 
     pair = load("full:2")
     line = Topology.build("line", 3, [Link(a, b, Fraction(1)) for a, b in ((0, 1), (1, 0), (1, 2), (2, 1))])
     assert heights(pair) == heights(pair, max_height=1) == [1]
     assert heights(line) == heights(pair, "broadcast") == []
-    monkeypatch.setattr(selection, "MOST_ORBITS", 1)
+    monkeypatch.setattr(candidates, "MOST_ORBITS", 1)
     assert heights(pair) == [1]
-    monkeypatch.setattr(selection, "MOST_ORBITS", 0)
+    monkeypatch.setattr(candidates, "MOST_ORBITS", 0)
     assert heights(pair) == []
 
 

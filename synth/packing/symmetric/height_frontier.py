@@ -66,10 +66,16 @@ def symmetric_frontier(
     found: list[tuple[Chosen, Settings]] = [(best, settings)]
     try:
         for columns in _by_height(question, generation, best.height):
+            every = weigh_exactly(question.problem, columns, deadline)
             for number in _MORE if topology.ranks <= FINE_UP_TO else _FEW:
+                if any(
+                    few.height <= every.height and _most_trees(few) <= number and few.rate >= every.rate
+                    for few, _ in found
+                ):
+                    break  # lower ones reach all that these could
                 few, facts = few_trees(question.problem, columns, SolveOptions(max_trees=number), deadline)
                 found.append((weigh_exactly(question.problem, few, deadline), (*settings, *facts)))
-            found.append((weigh_exactly(question.problem, columns, deadline), settings))
+            found.append((every, settings))
             deadline.check("the frontier of symmetric trees")
     except TimedOutError:
         pass  # what is missing is some choice, which the caller knows by the time that has passed
