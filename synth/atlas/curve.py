@@ -24,12 +24,12 @@ LINES: dict[str, tuple[str, Callable[[SizeTimes], float | None]]] = {
 }
 
 
-def drawn(curve: SizeCurve) -> Markup:
-    """A figure of one collective; nothing where there are no times."""
+def drawn(curve: SizeCurve, among: str) -> Markup:
+    """A figure of one collective, where the least time is that of every schedule `among` some; or nothing."""
     if not curve.points:
         return Markup("")
     shown = [name for name, (_, of) in LINES.items() if any(of(point) is not None for point in curve.points)]
-    label = f"{curve.kind}: time over size, as a multiple of the least time"
+    label = f"{curve.kind}: time over size, as a multiple of the least time of every schedule{among}"
     parts = [Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, HEIGHT, label)]
     parts += [*_axes(curve), *(_line(curve, name) for name in shown), *_legend(shown)]
     caption = Markup("<figcaption>{}, from 1 (nothing is faster) to {:g} and more</figcaption>")

@@ -108,9 +108,9 @@ def _shown(it: Figures) -> dict[str, Any]:
     return {
         "it": it,
         "verdict": _verdict(best),
-        "small": _small(it.curve(Kind.ALLREDUCE)),
+        "small": _small(it.curve(Kind.ALLREDUCE), among(best)),
         "advice": "" if best.rate is None else ADVICE.format(spec=it.spec),
-        "charts": [*map(drawn, it.curves)],
+        "charts": [drawn(curve, among(it.of(curve.kind))) for curve in it.curves],
         "why_not": [f"{', '.join(kinds)}: {why}" for why, kinds in sorted(why_not.items())],
         "commands": [each for each in it.downloads if each.command and not each.name],
         "refused": [f"{each.what}: {each.why}" for each in it.downloads if not each.command],
@@ -153,12 +153,13 @@ def _verdict(best: KindRates) -> Any:
     return head
 
 
-def _small(curve: SizeCurve) -> str:
+def _small(curve: SizeCurve, among: str) -> str:
     """Of small buffers, where latencies count."""
     gap = curve.worst_gap()
     if gap is None:
         return ""
-    told = f"Up to 1 MiB the schedule chosen for each size takes at most {gap:.0%} more than any must."
+    told = "Up to 1 MiB the schedule chosen for each size takes at most "
+    told += f"{gap:.0%} more than every schedule{among} takes at least."
     faster = [(each.ring_us / each.time_us, each.bytes) for each in curve.small if each.ring_us]
     if faster and max(faster)[0] >= 1.05:
         told += f" It is up to {max(faster)[0]:.3g}x as fast as the rings (at {format_size(max(faster)[1])})."
