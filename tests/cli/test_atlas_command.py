@@ -162,7 +162,7 @@ def test_the_kept_atlas_has_machines_and_stays_small() -> None:
             assert not file.name or (folder / file.name).stat().st_size == file.bytes
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(SMALL))
 def test_a_drawn_machine_is_worked_out_to_the_same_figures(
