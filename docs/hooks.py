@@ -112,10 +112,16 @@ def files() -> str:
 
 
 def atlas() -> str:
-    """The table of all machines of the atlas."""
+    """The table of all machines of the atlas, and those that the last run did not reach."""
     from arborcast.synth.atlas.page import index_of, read_atlas
+    from arborcast.topologies.owned import owned
 
-    return index_of(read_atlas(ATLAS))
+    machines = read_atlas(ATLAS)
+    made = {it.spec for it in machines}
+    asked = [row.spec if row.ranks is None else f"{row.spec} --ranks {row.ranks}" for row in owned()]
+    left = [f"`{spec}`" for spec in asked if spec not in made]
+    told = f"\n\nNot worked out yet, which `synth atlas NAME` does: {', '.join(left)}.\n" if left else ""
+    return index_of(machines) + told
 
 
 def pages_of_machines() -> Iterator[tuple[str, str | bytes]]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 
 from arborcast.topologies.catalog import catalog
 from arborcast.topologies.entries import Entry
+from arborcast.topologies.files import load
 from arborcast.topologies.published import measurements
 
 
@@ -73,11 +75,13 @@ def owned() -> Iterator[Owned]:
     entries = [entry for entry in catalog() if entry.vendor]
     popular = {name: place for place, name in enumerate(POPULAR)}
     entries.sort(key=lambda entry: popular.get(entry.name, len(POPULAR)))
+    several = (row for entry in entries for row in _several(entry))
+    measured = (row.spec for row in measurements() if not row.processors and not row.ranks)
     listed = dict.fromkeys(
         [
             *(row for entry in entries for row in _of(entry)),
-            *(row for entry in entries for row in _boxes(entry)),
-            *(Owned(row.spec) for row in measurements() if not row.processors and not row.ranks),
+            *(row for count, row in sorted(several, key=itemgetter(0))),
+            *(Owned(load(spec).name) for spec in dict.fromkeys(measured)),
         ]
     )
     names = {entry.name for entry in entries}
@@ -91,9 +95,9 @@ def _of(entry: Entry) -> Iterator[Owned]:
     yield from (Owned(entry.name, ranks) for ranks in FRAGMENTS.get(entry.name, ()))
 
 
-def _boxes(entry: Entry) -> Iterator[Owned]:
-    """Its other sizes, and several of it."""
-    yield from (Owned(f"{entry.name}{size}") for size in SIZES.get(entry.name, ()))
+def _several(entry: Entry) -> Iterator[tuple[int, Owned]]:
+    """Its other sizes, and how many boxes of it."""
+    yield from ((1, Owned(f"{entry.name}{size}")) for size in SIZES.get(entry.name, ()))
     boxes = FEW_NODES.get(entry.name, "boxes")
     counts = [count for counts, names in BOXES.items() if entry.name in names for count in counts]
-    yield from (Owned(f"{entry.name}:{boxes}={count}") for count in counts)
+    yield from ((count, Owned(f"{entry.name}:{boxes}={count}")) for count in counts)
