@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 VIEWER := synth/viewer/web/viewer.js
 
-.PHONY: install viewer demo test test-all durations coverage mutants map lint docs package lowest pages format headline bench torch-suite clean
+.PHONY: install viewer demo test test-all durations coverage mutants map lint docs package lowest pages atlas format headline bench torch-suite clean
 
 install: $(STAMP) $(VIEWER)
 
@@ -93,6 +93,10 @@ lowest:
 pages: install
 	$(BIN)/python bench/report.py
 	$(BIN)/python docs/draw.py
+
+# A page for each machine of topologies/owned.py, those that are there and whose fabric and answers are the same apart.
+atlas: install
+	$(BIN)/synth atlas --catalog -o docs/atlas --deadline 300
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""How far are prices from what others measured? Every row of `bench/published.tsv`, measured beside priced.
+"""How far are prices from what others measured? Every row of `topologies/published.tsv`, priced beside it.
 
 Each row is priced with figures that are fitted to the rows of all other machines (`Fit`), so that none helps
 to tell its own. Large buffers are priced at the limit of the rate on links as they are measured, the better
@@ -9,15 +9,13 @@ with every 4 bytes), a kernel's as the fastest schedule known. Results go to `be
 
 from __future__ import annotations
 
-import csv
 import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from arborcast.bench.harness.script import KEPT, command_line, keep
@@ -35,8 +33,8 @@ from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Topology
 from arborcast.topologies import Rates, load
 from arborcast.topologies.processors import crossing
+from arborcast.topologies.published import Measurement, measurements
 
-TABLE = Path(__file__).with_suffix(".tsv")
 LARGE = 8 << 30
 """Bytes of a buffer whose size is not published but as large."""
 
@@ -48,18 +46,8 @@ Prices = Mapping[str, Price]
 
 
 @dataclass(frozen=True)
-class Published:
-    """A row of the table: a machine, what was asked of it, and who says what came of it."""
-
-    spec: str
-    ranks: str
-    processors: str
-    collective: str
-    size: str
-    busbw: str
-    time_us: str
-    by: str
-    source: str
+class Published(Measurement):
+    """A row of the table, and what it costs by prices."""
 
     @property
     def machine(self) -> str:
@@ -81,13 +69,7 @@ class Published:
     @property
     def bytes(self) -> int:
         """Of the buffer; the largest of a range."""
-        last = self.size.rstrip("+").rpartition("-")[2]
-        return parse_size(last) if last else LARGE
-
-    @property
-    def chosen(self) -> list[int] | None:
-        """The ranks of the machine that took part."""
-        return [int(rank) for rank in self.ranks.split(",")] if self.ranks else None
+        return parse_size(self.last_size) if self.last_size else LARGE
 
     @cached_property
     def topology(self) -> Topology:
@@ -177,8 +159,7 @@ class Published:
 
 def rows() -> list[Published]:
     """The table."""
-    lines = [line for line in TABLE.read_text().splitlines() if not line.startswith("#")]
-    return [Published(**row) for row in csv.DictReader(lines, delimiter="\t")]
+    return [Published(**asdict(row)) for row in measurements()]
 
 
 @dataclass(frozen=True)

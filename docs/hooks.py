@@ -24,6 +24,9 @@ OF_THE_ROOT = {
 }
 """Files of the root that are pages of the site, by their names there."""
 
+ATLAS = ROOT / "docs" / "atlas"
+"""Where `synth atlas --catalog` keeps what it found."""
+
 PACKAGES = ("synth", "synth.groups", "topologies", "backends", "pipeline")
 """Whose public names stand in the reference of Python."""
 
@@ -108,7 +111,35 @@ def files() -> str:
     return "\n".join(["| file | schema |", "|---|---|", *rows])
 
 
-GENERATED: dict[str, Callable[[], str]] = {"commands": commands, "python": python, "files": files}
+def atlas() -> str:
+    """The table of all machines of the atlas, and those that the last run did not reach."""
+    from arborcast.synth.atlas.page import index_of, read_atlas
+    from arborcast.topologies.owned import owned
+
+    machines = read_atlas(ATLAS)
+    made = {it.spec for it in machines}
+    asked = [row.spec if row.ranks is None else f"{row.spec} --ranks {row.ranks}" for row in owned()]
+    left = [f"`{spec}`" for spec in asked if spec not in made]
+    told = f"\n\nNot worked out yet, which `synth atlas NAME` does: {', '.join(left)}.\n" if left else ""
+    return index_of(machines) + told
+
+
+def pages_of_machines() -> Iterator[tuple[str, str | bytes]]:
+    """The pages of the atlas with their pictures, made of what lies there: where each goes, and what."""
+    from arborcast.synth.atlas.page import page_of, picture_of, read_atlas
+
+    for machine in read_atlas(ATLAS):
+        head = f"---\ntitle: {json.dumps(machine.name)}\nsearch: {{exclude: true}}\nhide: [toc]\n---\n\n"
+        yield f"atlas/{machine.folder}/index.md", head + page_of(machine)
+        yield f"atlas/{machine.folder}/fabric.svg", picture_of(machine, ATLAS / machine.folder)
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "python": python,
+    "files": files,
+    "atlas": atlas,
+}
 """What a comment in a page stands for."""
 
 
@@ -116,14 +147,19 @@ GENERATED: dict[str, Callable[[], str]] = {"commands": commands, "python": pytho
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add files of the root, pictures beside the README and the schemas."""
-    from mkdocs.structure.files import File
+    """Add files of the root, the schemas, and the pages of the atlas with their style."""
+    from mkdocs.structure.files import File, InclusionLevel
+
+    from arborcast.synth.atlas.page import STYLE
 
     for name, page in OF_THE_ROOT.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
     for name, (_, schema) in schemas().items():
         text = json.dumps(schema, indent=2) + "\n"
         files.append(File.generated(config, f"reference/schemas/{name}.json", content=text))
+    for name, text in pages_of_machines():
+        files.append(File.generated(config, name, content=text, inclusion=InclusionLevel.NOT_IN_NAV))
+    files.append(File.generated(config, "assets/atlas.css", content=STYLE.read_text(encoding="utf-8")))
     return files
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from arborcast.synth.cli.alltoallv import alltoallv
+from arborcast.synth.cli.atlas import atlas
 from arborcast.synth.cli.bench import bench
 from arborcast.synth.cli.cluster import cluster
 from arborcast.synth.cli.console import fail, print_json, print_lines, progress, show_warnings, table
@@ -216,7 +217,7 @@ def bound(
 
 for command in (
     *(cluster, solve, alltoallv, groups, pareto, verify, simulate, view, run, expand, program),
-    *(repair, sweep, probe, plan, order, explain, tune),
+    *(repair, sweep, probe, plan, order, explain, tune, atlas),
 ):
     app.command()(with_voice(command))
 app.command("export")(with_voice(export))

@@ -146,7 +146,7 @@ def _grid_behind(schedule: AnySchedule) -> tuple[QuantizedRates, Fraction, Fract
 def _describe_form(schedule: AnySchedule) -> list[str]:
     if isinstance(schedule, Schedule):
         return []
-    kept = f"{_counted(len(schedule.chunks), 'representative')}, moved by {schedule.translations.order}"
+    kept = f"{counted(len(schedule.chunks), 'representative')}, moved by {schedule.translations.order}"
     return [f"  form     implicit: {kept} translations"]
 
 
@@ -430,9 +430,9 @@ def describe_comparison(comparison: BaselineTimings, schedule: AnySchedule) -> l
 def describe_topology(topology: Topology) -> list[str]:
     """The matrix of bandwidths where it fits a screen, otherwise how many vertices have which bandwidth."""
     headline = (
-        f"{topology.name}: {_counted(topology.ranks, 'rank')}, "
-        f"{_counted(len(topology.switches) - len(topology.parallels), 'switch', 'switches')}, "
-        f"{_counted(len(topology.cables), 'directed link')}"
+        f"{topology.name}: {counted(topology.ranks, 'rank')}, "
+        f"{counted(len(topology.switches) - len(topology.parallels), 'switch', 'switches')}, "
+        f"{counted(len(topology.cables), 'directed link')}"
     )
     small = topology.size - len(topology.parallels) <= 20
     lines = [headline, *(_matrix(topology) if small else _summary(topology)), *_streams(topology)]
@@ -442,7 +442,7 @@ def describe_topology(topology: Topology) -> list[str]:
 def _streams(topology: Topology) -> list[str]:
     """How many messages ranks send and receive at once; nothing where none has a limit."""
     told = [
-        f"{_counted(ranks, 'rank')} of {limit or 'any number'}"
+        f"{counted(ranks, 'rank')} of {limit or 'any number'}"
         for limit, ranks in sorted(Counter(topology.streams).items(), key=lambda each: each[0] or 0)
     ]
     return [f"  streams  {', '.join(told)}: messages sent, and received, at once"] if told else []
@@ -458,7 +458,7 @@ def describe_abilities(topology: Topology) -> list[str]:
             ("turns", switch.turns),
             ("loops back", switch.loopback),
             (f"adds {gigabytes(switch.adder or Fraction(0))}", switch.adder is not None),
-            (_counted(switch.trees or 0, "tree"), switch.trees is not None),
+            (counted(switch.trees or 0, "tree"), switch.trees is not None),
             (f"takes {float(switch.latency_us):g} us", switch.latency_us > 0),
             ("stores first", switch.stores),
         ]
@@ -509,7 +509,7 @@ def describe_machine(machine: Machine) -> list[str]:
     return lines
 
 
-def _counted(number: int, one: str, many: str = "") -> str:
+def counted(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
@@ -539,6 +539,6 @@ def _summary(topology: Topology) -> list[str]:
     )
     lines = []
     for (is_switch, sent, received), count in kinds.items():
-        vertices = _counted(count, "switch", "switches") if is_switch else _counted(count, "rank")
+        vertices = counted(count, "switch", "switches") if is_switch else counted(count, "rank")
         lines.append(f"  {vertices} with {gigabytes(sent)} out, {gigabytes(received)} in")
     return lines

@@ -220,7 +220,7 @@ def _advice(
     best: LinkUse,
 ) -> Iterator[Advice]:
     """What to do, the least effort first; what would save nothing is left out."""
-    words = " ".join(_words(on.options))
+    words = " ".join(words_of(on.options))
     of = f"{words} {quote(collective)}" + ("" if root is None else f" --root {root}")
     if (gain := _gain_of_order(on)) is not None:
         yield Advice("order", gain, (f"synth order {quote(on.options.spec)} -o hosts",))
@@ -270,7 +270,7 @@ def _gain_of_order(on: FabricRequest) -> str | None:
     return f"rings across hosts of {gigabytes(found.cost.ring)} where {today}"
 
 
-def _words(options: FabricOptions) -> Iterator[str]:
+def words_of(options: FabricOptions) -> Iterator[str]:
     """The fabric as it was asked for on the command line."""
     yield quote(options.spec)
     for each in fields(options):

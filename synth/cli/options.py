@@ -255,6 +255,7 @@ def about_a_fabric(*names: str) -> Callable[[Callable[..., None]], Callable[...,
     """Give a command the spec and the named `FabricOptions` (all, where none is named), as one value.
 
     The command has a parameter `fabric`, in whose place the spec stands; the others stand before `--json`.
+    Where `fabric` has a default, the spec may be left out, and is empty then.
     """
     hints = get_type_hints(FabricOptions, include_extras=True)
     spec, *options = (
@@ -270,7 +271,8 @@ def about_a_fabric(*names: str) -> Callable[[Callable[..., None]], Callable[...,
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters
-        parts = {"fabric": [spec], "as_json": [*options, own["as_json"]]}
+        one = spec if own["fabric"].default is Parameter.empty else spec.replace(default="")
+        parts = {"fabric": [one], "as_json": [*options, own["as_json"]]}
         parameters = [each for name, parameter in own.items() for each in parts.get(name, [parameter])]
 
         @wraps(command)

@@ -35,7 +35,7 @@ class Price:
         adds: the same of schedules in which switches add and multicast.
         message_us: what a message that crosses it takes beside the latencies of links: its flag, who waits
             for that, and the software of a network.
-        source: of whose measurements in `bench/published.tsv` these are the medians.
+        source: of whose measurements in `topologies/published.tsv` these are the medians.
     """
 
     forwards: Fraction
