@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 FIGURES, PICTURE = "figures.json", "fabric.svg.gz"
 NONE = "–"  # in tables, where there is no number
 STYLE = files(__package__) / "atlas.css"
-PRICED = """They are simulated on links as fast as these were measured to be, and with what a call costs:
-large buffers stay below the rates above, which are those of links."""
+PRICED = """Both are of links as fast as these were measured to be, and with what a call costs: large buffers
+stay below the rates above, and the least time is above that of links at their own rates, which synth explain
+prints."""
 MODEL = " NCCL's model counts with constants of its own, and may promise less than links take at least."
-UNPRICED = "They are simulated on the links alone: nothing measured is known of these."
+UNPRICED = "Both are of the links alone: nothing measured is known of these."
 ADVICE = """synth solve {spec} allreduce -o fast.json  # the schedule, with its proof
 synth solve {spec} allreduce --size 64KiB -o small.json  # the one for a size"""
 
