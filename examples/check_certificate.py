@@ -37,7 +37,7 @@ FORMATS = tuple(f"arborcast.{form}/{version}" for form in ("schedule", "implicit
 FRONTIER = "arborcast.frontier/1"
 ABILITIES = ("reduces", "multicasts", "turns", "loopback", "adder", "trees", "stores")
 MOST_TARGETS = 10  # of a block, with cheapest trees: the time triples with each one more
-NOT_KNOWN, OF_TREES = "not known here: ", ", along trees"
+NOT_KNOWN, OF_TREES, ROUNDED = "not known here: ", ", along trees", "at rates rounded down"
 MOST_PARTS = 1 << 20  # pairs of parts of a tree that are looked at: a second or two
 # By kind, of flows to a rank and from it: does a message count for all that it depends on, and is it about
 # the block of that rank alone.
@@ -979,9 +979,12 @@ def check(file):
 
 def check_frontier(frontier, read):
     """All that a frontier claims, as lines; `read` gives the file of a point by its name."""
-    lines, fabric, task, unit = [], None, None, None
+    lines, fabric, task, unit, asked = [], None, None, None, None
     for point in frontier["frontier"]:
         file = read(point["file"])
+        asked = asked or file
+        same = all(file[key] == asked[key] for key in ("topology", "collective"))
+        require(same, f"{point['file']}: of another fabric or collective than the first")
         shape = chunks, steps, rounds = point["chunks"], point["steps"], point["rounds"]
         lines.append(f"{shape}: {check(file)[0]}")
         whole = Fabric(file["topology"])
@@ -996,6 +999,8 @@ def check_frontier(frontier, read):
         ]
         fabric = with_ports({**file["topology"], "links": rounded}, whole.streams)
         task = Task(file["collective"], fabric)
+        exact = all(rate % unit == 0 for rate in rates)
+        require(exact or ROUNDED in point["scope"], f"{shape}: a limit at rates rounded down")
         found = Fraction(len(file["chunks"]), len(task.blocks)), len(file["rounds"]), sum(file["rounds"])
         require(found == shape, f"{shape}: the schedule has {found}")
         require(number(point["ratio"]) == Fraction(rounds, chunks), f"{shape}: another ratio")
@@ -1005,7 +1010,8 @@ def check_frontier(frontier, read):
             require(limit["steps"] >= steps, f"{shape}: a limit of fewer steps")
             least = max(least, number(limit["ratio"]))
             said = limit_of(limit, fabric, task, unit)
-            require(point["scope"] != "every schedule" or OF_TREES not in said, f"{shape}: {said}")
+            every = point["scope"].startswith("every schedule")
+            require(not every or OF_TREES not in said, f"{shape}: {said}")
             lines.append(f"{shape}: {said}")
         require(least == number(point["least"]) <= Fraction(rounds, chunks), f"{shape}: its limit is {least}")
         if point["proved"] and point["proved_by"] != ["exact limit"]:
@@ -1015,6 +1021,8 @@ def check_frontier(frontier, read):
             require(least == Fraction(rounds, chunks), f"{shape}: a limit of {least} proves it not")
             fewer = [each for each in few if each.denominator == 1 and each >= steps]
             require(not fewer, f"{shape}: {fewer[:1]} rounds would do")
+    if frontier["limits"] and not fabric:
+        lines.append(f"{NOT_KNOWN}limits without a schedule, whose fabric they would be of")
     for entry in frontier["limits"] if fabric else []:
         limit = entry["certificate"]
         same = limit["steps"] >= entry["steps"] and limit["ratio"] == entry["least"]
@@ -1168,7 +1176,7 @@ def of_flows(certificate, steps, fabric, task, units):
         require(len({block for block, _ in flow["pairs"]}) == len(flow["pairs"]), "a block twice in a flow")
         require(task.kind != "allreduce" or len(flow["pairs"]) == 1, "contributions that flow together")
         require(all(block >= 0 and end in blocks[block][1] for block, end in flow["pairs"]), "no such flow")
-        ends = frozenset((frozenset(blocks[block][0]), end) for block, end in flow["pairs"])
+        ends = tuple(sorted((tuple(sorted(blocks[block][0])), end) for block, end in flow["pairs"]))
         count, own = len(orbit(ends, images, moved_ends)), {}
         for step, labels, length in flow["lengths"]:
             route = tuple(fabric.vertex(label) for label in labels)
@@ -1195,7 +1203,7 @@ def moved_route(route, image):
 
 
 def moved_ends(ends, image):
-    return frozenset((frozenset(image[rank] for rank in begins), image[end]) for begins, end in ends)
+    return tuple(sorted((tuple(sorted(image[rank] for rank in begins)), image[end]) for begins, end in ends))
 
 
 def orbit(thing, images, moved):

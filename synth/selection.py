@@ -238,7 +238,8 @@ def compared(
                     enough_us = enough_us or PricedLimit.of(schedule).at(size_bytes, more=NEAR_ENOUGH)
                     if _takes_at_most(schedule, size_bytes, enough_us, least_piece):
                         left_out[ENDED_EARLY] = (
-                            f"{schedule.method.name} takes the least time of {every_schedule(schedule.bound)}"
+                            f"{schedule.method.name} takes the least time of "
+                            f"{every_schedule(schedule.bound)}, within {float(100 * NEAR_ENOUGH):g} %"
                         )
                         break
     except TimedOutError as error:

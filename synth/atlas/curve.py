@@ -32,7 +32,7 @@ def drawn(curve: SizeCurve, among: str) -> Markup:
     label = f"{curve.kind}: time over size, as a multiple of the least time of every schedule{among}"
     parts = [Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, HEIGHT, label)]
     parts += [*_axes(curve), *(_line(curve, name) for name in shown), *_legend(shown)]
-    caption = Markup("<figcaption>{}, from 1 (nothing is faster) to {:g} and more</figcaption>")
+    caption = Markup("<figcaption>{}, to {:g} and more</figcaption>")
     return Markup("<figure>{}</svg>{}</figure>").format(
         Markup("").join(parts), caption.format(label, TOP_OF_SCALE)
     )

@@ -115,6 +115,11 @@ class SizeCurve:
         """Of small buffers."""
         return [each for each in self.points if each.bytes <= SMALL]
 
+    @property
+    def promised(self) -> bool:
+        """Whether NCCL's model promises less than the least time anywhere."""
+        return any(each.nccl_us is not None and each.nccl_us < each.least_us for each in self.points)
+
     def worst_gap(self) -> float | None:
         """Of small buffers."""
         return max((each.gap for each in self.small), default=None)

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 FIGURES, PICTURE = "figures.json", "fabric.svg.gz"
 NONE = "–"  # in tables, where there is no number
 STYLE = files(__package__) / "atlas.css"
-PRICED = """They are simulated on links as fast as these were measured to be, and with what a call costs:
-large buffers stay below the rates above, which are those of links."""
-UNPRICED = "They are simulated on the links alone: nothing measured is known of these."
+PRICED = """Both are of links as fast as these were measured to be, and with what a call costs: large buffers
+stay below the rates above, and the least time is above that of links at their own rates, which synth explain
+prints."""
+MODEL = " NCCL's model counts with constants of its own, and may promise less than links take at least."
+UNPRICED = "Both are of the links alone: nothing measured is known of these."
 ADVICE = """synth solve {spec} allreduce -o fast.json  # the schedule, with its proof
 synth solve {spec} allreduce --size 64KiB -o small.json  # the one for a size"""
 
@@ -104,7 +106,7 @@ def _shown(it: Figures) -> dict[str, Any]:
     why_not: dict[str, list[str]] = {}
     for row in it.rates:
         for why in {row.why_no_ring, row.why_no_nccl} - {""}:
-            why_not.setdefault(why, []).append(row.kind)
+            why_not.setdefault(why.removeprefix(f"{row.kind}: "), []).append(row.kind)
     return {
         "it": it,
         "verdict": _verdict(best),
@@ -114,7 +116,7 @@ def _shown(it: Figures) -> dict[str, Any]:
         "why_not": [f"{', '.join(kinds)}: {why}" for why, kinds in sorted(why_not.items())],
         "commands": [each for each in it.downloads if each.command and not each.name],
         "refused": [f"{each.what}: {each.why}" for each in it.downloads if not each.command],
-        "how_timed": PRICED if it.priced else UNPRICED,
+        "how_timed": (PRICED if it.priced else UNPRICED) + MODEL * any(each.promised for each in it.curves),
         "busbw": lambda row: float(row.rate * busbw_factor(Kind(row.kind), it.ranks)),
         "part_of": part_of,
         "among": among,

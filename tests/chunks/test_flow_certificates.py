@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations, product
+from math import nan
 from typing import Any
 
 import networkx as nx
@@ -173,7 +174,7 @@ def test_a_length_may_be_zero_and_come_in_parts() -> None:
         assert certified_ratio(BETWEEN, 2, more) == certified_ratio(BETWEEN, 2, WHOLE)
 
 
-def with_length(step: int, route: int, length: Fraction) -> dict[str, Any]:
+def with_length(step: int, route: int, length: Fraction | float) -> dict[str, Any]:
     return {"flows": ((((0, 1),), ((step, route, length),)),)}
 
 
@@ -200,6 +201,7 @@ def with_length(step: int, route: int, length: Fraction) -> dict[str, Any]:
         (with_length(0, 6, Fraction(1, 99)), "flow 0: there is no length 1/99 of route 6 in step 0"),
         (with_length(0, -1, Fraction(1, 99)), "flow 0: there is no length 1/99 of route -1 in step 0"),
         (with_length(1, 5, Fraction(-1)), "flow 0: there is no length -1 of route 5 in step 1"),
+        (with_length(1, 5, nan), "flow 0: there is no length nan of route 5 in step 1"),
         (
             with_length(1, WAYS.index((0, 3, 1)), Fraction(3, 8)),
             rf"step 1, route {WAYS.index((0, 3, 1))}: lengths must add up to at most 1/2, got 3/4",
@@ -287,3 +289,12 @@ def test_less_than_the_only_message_costs_is_proved_too() -> None:
 def test_messages_that_break_a_rule(lengths: tuple[tuple[Fraction, ...], ...], message: str) -> None:
     with pytest.raises(InputError, match=f"^certificate: {message}"):
         certified_ratio(LINE, 2, MessageDual(lengths, Fraction(1)))
+
+
+@pytest.mark.parametrize("kind", ["gather", "broadcast", "alltoall"])
+def test_messages_that_are_copied_are_not_limited_by_contributions(kind: str) -> None:
+    """A gather need not bring anything to any rank but the root."""
+    problem = problem_of("star:3", kind)
+    lengths = (tuple(Fraction(link.dst == 1) for link in problem.topology.links),)
+    with pytest.raises(InputError, match="messages limit what all ranks add up"):
+        certified_ratio(problem, 1, MessageDual(lengths, Fraction(1)))

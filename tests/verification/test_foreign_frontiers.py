@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from arborcast import synth
 from arborcast.synth.chunks.allreduce.partial_sums import sum_problem
 from arborcast.synth.chunks.bounds.flow_bound import flow_bound
-from arborcast.synth.chunks.bounds.step_certificate import StepBound, TreeDual
+from arborcast.synth.chunks.bounds.step_certificate import FlowDual, StepBound, TreeDual
 from arborcast.synth.chunks.bounds.step_check import certified_ratio
 from arborcast.synth.chunks.limit_documents import limit_to_document
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.time_reversal import mirrored
 from arborcast.synth.cli.frontier_folder import write_frontier
-from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.formats import topology_to_document
 from arborcast.topologies import load
@@ -184,6 +184,61 @@ def test_a_point_of_which_fewer_chunks_would_do_is_not_proved(checker: ModuleTyp
         checker.check_frontier(frontier, lambda _: file)
     point["proved"] = False
     assert checker.check_frontier(frontier, lambda _: file)
+
+
+def test_limits_without_a_schedule_are_not_known(checker: ModuleType, folders: list[Path]) -> None:
+    frontier = read_from(folders[0])("frontier.json")
+    frontier["frontier"].clear()
+    frontier["limits"][0]["least"] = "99"
+    assert any(checker.NOT_KNOWN in line for line in checker.check_frontier(frontier, read_from(folders[0])))
+
+
+def test_points_are_of_one_fabric(checker: ModuleType, folders: list[Path]) -> None:
+    """Each is right by itself, but the last says nothing about the fabric of the first."""
+    read = read_from(folders[0])
+    frontier = read("frontier.json")
+    last = frontier["frontier"][-1]["file"]
+
+    def slower(name: str) -> Any:
+        file = read(name)
+        if name == last:
+            file["topology"]["links"][0]["latency_us"] = "7"
+            file["topology"]["symmetries"] = []
+        return file
+
+    assert len(frontier["frontier"]) > 1
+    checker.check(slower(last))
+    with pytest.raises(checker.WrongError, match="of another fabric or collective"):
+        checker.check_frontier(frontier, slower)
+
+
+def test_limits_at_rounded_rates_are_called_so(checker: ModuleType, tmp_path: Path) -> None:
+    write_frontier(synth.pareto(load("rtx4090:gpus=2"), "allgather"), tmp_path)
+    frontier = read_from(tmp_path)("frontier.json")
+    assert checker.check_frontier(frontier, read_from(tmp_path))
+    for point in frontier["frontier"]:
+        point["scope"] = "every schedule"
+    with pytest.raises(checker.WrongError, match="rates rounded down"):
+        checker.check_frontier(frontier, read_from(tmp_path))
+
+
+def test_flows_of_blocks_alike_have_images_of_their_own(checker: ModuleType) -> None:
+    """Two of three blocks alike, and one of others: its image under a swap has one and two."""
+    fabric = load("star:3")
+    alike = [Demand(frozenset({2}), frozenset({end})) for end in (0, 0, 1, 1)]
+    collective = Collective.custom(fabric, alike)
+    problem = ChunkProblem.of(fabric, collective)
+    third = Fraction(1, 3)
+    links = (tuple(Fraction(link.src == 2) for link in fabric.links),)
+    ways = [(route.src, route.dst) for route in problem.routes]
+    own = tuple((0, ways.index((2, end)), third) for end in (0, 1))
+    flow = FlowDual(links, ((((0, 0), (1, 0), (2, 1)), own),), ((1, 0, 2, 3),))
+    limit = StepBound(1, certified_ratio(problem, 1, flow), flow)
+    assert limit.ratio == 2
+    demands = [{"at": sorted(each.sources), "to": sorted(each.targets)} for each in alike]
+    stranger = checker.Fabric(topology_to_document(fabric))
+    task = checker.Task({"kind": "custom", "ranks": [0, 1, 2], "demands": demands}, stranger)
+    assert checker.limit_of(limit_to_document(limit, fabric), stranger, task, fabric.bandwidth_unit)
 
 
 @settings(max_examples=60, deadline=None)

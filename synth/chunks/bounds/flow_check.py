@@ -92,7 +92,8 @@ def _lengths(
 ) -> dict[tuple[int, int], Fraction]:
     own: dict[tuple[int, int], Fraction] = {}
     for step, route, length in lengths:
-        if not 0 <= step < steps or not 0 <= route < len(problem.routes) or length < 0:
+        is_exact = isinstance(length, Fraction | int) and length >= 0
+        if not 0 <= step < steps or not 0 <= route < len(problem.routes) or not is_exact:
             raise InputError(
                 f"certificate: flow {number}: there is no length {length} of route {route} in step {step}"
             )
@@ -148,6 +149,11 @@ def ratio_of_messages(problem: ChunkProblem, steps: int, certificate: MessageDua
     Raises:
         InputError: they do not fit the problem, break a rule, or there are cheaper messages.
     """
+    members = frozenset[int]().union(*(demand.sources for demand in problem.demands))
+    if any(
+        len(demand.sources) > 1 or demand.sources | demand.targets != members for demand in problem.demands
+    ):
+        raise InputError("certificate: messages limit what all ranks add up, not what is copied")
     check_links(problem, steps, certificate.lengths)
     scale = math.lcm(*(length.denominator for row in certificate.lengths for length in row))
     most = math.ceil(certificate.cost * scale) - 1
