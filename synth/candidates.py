@@ -112,7 +112,9 @@ class Candidates:
         solve_implicitly = implicit_method_for(topology, collective)
         best = solve_implicitly(topology, collective, self.options, translations=translations)
         yield best
-        self.left_out["all without symmetry"] = f"the answer is in implicit form, for {topology.ranks} ranks"
+        self.left_out["others without symmetry"] = (
+            f"the answer is in implicit form, for {topology.ranks} ranks"
+        )
         if collective.kind is Kind.ALLTOALL or self.options.is_about_trees:
             return
         from arborcast.synth.packing.symmetric.height_frontier import symmetric_frontier
@@ -193,15 +195,19 @@ class Candidates:
         if self._is_of_trees and options.tolerance is None:
             counts = [few for few in FEW_TREES if options.max_trees is None or few < options.max_trees]
             wanted += [("trees", replace(options, max_trees=few)) for few in counts]
-        made: set[tuple[tuple[Chunk, ...], tuple[Transfer, ...]]] = set()  # parts of one rank are the whole
+        made: dict[tuple[tuple[Chunk, ...], tuple[Transfer, ...]], str] = {}
         for name, its_options in wanted:
             try:
                 self._check()
                 solve = method_for(name, self.topology, self.collective, only_forward=only_forward)
                 found = solve(self.topology, self.collective, its_options)
-                if (same := (found.chunks, tuple(found.transfers))) in made:
+                same = (found.chunks, tuple(found.transfers))
+                if same in made:
+                    self.left_out |= (
+                        {} if name == "trees" else {name: f"the same schedule as by {made[same]}"}
+                    )
                     continue
-                made.add(same)
+                made[same] = name
                 yield found
                 if name == "multiring" and (joined := both_ways(found)) is not None:
                     yield joined

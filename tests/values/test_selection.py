@@ -234,13 +234,14 @@ def test_up_to_some_ranks_lower_trees_and_the_frontier_are_compared(monkeypatch:
 
 LEFT_OUT: list[tuple[str, str, dict[str, Any], dict[str, str]]] = [
     ("ring:4", "broadcast", {"max_trees": 2}, {"all but trees": "something is asked of trees"}),
+    ("star:4", "broadcast", {}, {"multiring": "the same schedule as by ring"}),
     ("mesh:17", "broadcast", {}, {
         "ring, multiring": "no ring", "binary-tree, bine": "its pattern does not fit",
         "pareto": "more than 16 ranks"}),
     ("mesh:17", "allgather", {}, {"swing": "needs a power of two of ranks, got 17",
         "lower trees": "no symmetry leaves few of them"}),
     ("ring:5", "allgather", {"size_bytes": 1 << 30}, {"all others": "takes the least time of every"}),
-    ("ring:4", "allgather", {"form": "implicit"}, {"all without symmetry": "implicit form, for 4 ranks"}),
+    ("ring:4", "allgather", {"form": "implicit"}, {"others without symmetry": "for 4 ranks"}),
 ]  # fmt: skip
 """Fabric, collective, wishes, and what is left out with a part of the reason."""
 
