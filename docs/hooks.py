@@ -18,11 +18,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 OF_THE_ROOT = {
+    "README.md": "index.md",
     "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changes.md",
 }
 """Files of the root that are pages of the site, by their names there."""
+
+END_OF_THE_FIRST_PAGE = "<!-- the first page of the site ends here -->"
+"""What README has below is on the site's page of figures."""
 
 ATLAS = ROOT / "docs" / "atlas"
 """Where `synth atlas --catalog` keeps what it found."""
@@ -153,7 +157,8 @@ def on_files(files: Any, config: Any) -> Any:
     from arborcast.synth.atlas.page import STYLE
 
     for name, page in OF_THE_ROOT.items():
-        files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+        text = (ROOT / name).read_text(encoding="utf-8").partition(END_OF_THE_FIRST_PAGE)[0]
+        files.append(File.generated(config, page, content=text))
     for name, (_, schema) in schemas().items():
         text = json.dumps(schema, indent=2) + "\n"
         files.append(File.generated(config, f"reference/schemas/{name}.json", content=text))
@@ -164,8 +169,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put in what is generated; links out of this folder lead to the pages of those files."""
+    """Put in what is generated; links into and out of this folder lead to pages."""
     depth = page.file.src_uri.count("/")
+    if page.file.src_uri in OF_THE_ROOT.values():
+        markdown = markdown.replace("](docs/", "](")
     for name, target in OF_THE_ROOT.items():
         markdown = markdown.replace(f"]({'../' * (depth + 1)}{name})", f"]({'../' * depth}{target})")
         if depth == 0:

@@ -67,7 +67,7 @@ def run_commands(one: Snippet, command: Command, folder: Path, place: str) -> st
             ran = run_shell(text, folder)
             status, out, err = ran.returncode, ran.stdout, ran.stderr
         assert status in {0, expected}, f"{place}: {text}\nstatus {status}\n{out[-2000:]}{err[-4000:]}"
-        printed += out
+        printed += out + err  # as a terminal shows them
     assert "status" not in one.note or status == expected, place
     return printed
 
