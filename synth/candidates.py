@@ -203,9 +203,8 @@ class Candidates:
                 found = solve(self.topology, self.collective, its_options)
                 same = (found.chunks, tuple(found.transfers))
                 if same in made:
-                    self.left_out |= (
-                        {} if name == "trees" else {name: f"the same schedule as by {made[same]}"}
-                    )
+                    if name != "trees":  # of which others are compared
+                        self.left_out[name] = f"the same schedule as by {made[same]}"
                     continue
                 made[same] = name
                 yield found
