@@ -94,7 +94,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.lp.branch_and_bound": ("packing/test_branch_and_bound.py",),
     "synth.bounds.time_limits": ("bounds/test_time_limits.py",),
     "synth.ports": ("bounds/test_streams.py",),
-    "synth.candidates": ("values/test_selection.py", "in_network/test_schedules.py"),
     "synth.selection": ("values/test_selection.py",),
     "synth.baselines.host_network": ("baselines/test_host_orders.py",),
     "synth.baselines.order_costs": ("baselines/test_host_orders.py",),
