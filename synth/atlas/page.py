@@ -103,6 +103,7 @@ def _shown(it: Figures) -> dict[str, Any]:
     from arborcast.synth.atlas.curve import drawn
 
     best = it.of(Kind.ALLREDUCE)
+    at = " at measured rates" if it.priced else ""
     why_not: dict[str, list[str]] = {}
     for row in it.rates:
         for why in {row.why_no_ring, row.why_no_nccl} - {""}:
@@ -110,9 +111,9 @@ def _shown(it: Figures) -> dict[str, Any]:
     return {
         "it": it,
         "verdict": _verdict(best),
-        "small": _small(it.curve(Kind.ALLREDUCE), among(best)),
+        "small": _small(it.curve(Kind.ALLREDUCE), among(best) + at),
         "advice": "" if best.rate is None else ADVICE.format(spec=it.spec),
-        "charts": [drawn(curve, among(it.of(curve.kind))) for curve in it.curves],
+        "charts": [drawn(curve, among(it.of(curve.kind)) + at) for curve in it.curves],
         "why_not": [f"{', '.join(kinds)}: {why}" for why, kinds in sorted(why_not.items())],
         "commands": [each for each in it.downloads if each.command and not each.name],
         "refused": [f"{each.what}: {each.why}" for each in it.downloads if not each.command],
