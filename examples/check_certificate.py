@@ -978,7 +978,7 @@ def check(file):
 
 
 def check_frontier(frontier, read):
-    """What a frontier claims of its points and limits, as lines; `read` gives the file of a point by its name."""
+    """What a frontier claims of its points and limits, as lines; `read` gives a point's file by its name."""
     lines, fabric, task, unit, asked = [], None, None, None, None
     for point in frontier["frontier"]:
         file = read(point["file"])
