@@ -19,6 +19,7 @@ from arborcast import synth
 from arborcast.synth import candidates, selection
 from arborcast.synth.api import approach
 from arborcast.synth.bounds import bound
+from arborcast.synth.bounds.time_limits import time_limit
 from arborcast.synth.candidates import Candidates
 from arborcast.synth.chunks import frontier
 from arborcast.synth.chunks.problem.instance import TooManyRoutesError
@@ -28,6 +29,7 @@ from arborcast.synth.errors import InfeasibleError, TimedOutError
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.selection import Choice, Selection
+from arborcast.synth.simulation.prices import CALL_US, effective
 from arborcast.synth.simulation.simulator import Runs, simulate
 from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Topology
@@ -545,3 +547,19 @@ def test_on_many_ranks_trees_by_levels_are_written_out() -> None:
         if isinstance(schedule, Schedule)
     ]
     assert explicit and {schedule.method.name for schedule in explicit} == {"exchange", "levels"}
+
+
+@pytest.mark.parametrize("priced", [True, False])
+def test_what_is_compared_is_priced_like_what_limits_it(priced: bool) -> None:
+    """With what a call costs, on links as fast as they were measured; or neither."""
+    schedule = synth.solve(load("dgx1"), "allgather")
+    fabric = effective(schedule.topology) if priced else schedule.topology
+    limit = time_limit(fabric, schedule.collective, schedule.bound)
+    prices = Selection((schedule,), priced=priced, least_piece=4096).prices
+    for size in (1 << 10, 1 << 20, 1 << 28):
+        ran = simulate(schedule, size, priced=priced, min_piece_bytes=4096).time_us
+        assert prices.time_us(0, size) == pytest.approx(ran, rel=0.01)
+        least = selection.PricedLimit.of(schedule, priced).at(size)
+        assert least == pytest.approx(float(limit.at(size)) + float(CALL_US) * priced)
+        assert selection.PricedLimit.of(schedule).at(size, more=Fraction(1)) > 1.5 * float(limit.at(size))
+        assert least <= ran * (1 + 1e-9)
