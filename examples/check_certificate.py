@@ -384,9 +384,7 @@ def rate_of(file, fabric, symmetry, adding):
         rate = 1 / slowest
         require(rate == number(file["rate"]), f"a rate of {rate} GB/s, the file says {file['rate']}")
         return rate
-    scale = math.lcm(*(rate.denominator for rate in rates))
-    unit = Fraction(math.gcd(*(int(rate * scale) for rate in rates)), scale)
-    unit = number(file["unit"]) if "unit" in file else unit
+    unit = unit_of(file, rates)
     shares = {number(chunk["share"]) for chunk in file["chunks"]}
     require(len(shares) == 1 and unit > 0 and sum(rounds) > 0, "rounds of chunks that differ")
     require(
@@ -401,6 +399,14 @@ def rate_of(file, fabric, symmetry, adding):
     rate = unit / (sum(rounds) * share)
     require(rate == number(file["rate"]), f"a rate of {rate} GB/s, the file says {file['rate']}")
     return rate
+
+
+def unit_of(file, rates):
+    """The GB/s of a link that takes one chunk a round: as the file says, or what divides all rates."""
+    if "unit" in file:
+        return number(file["unit"])
+    scale = math.lcm(*(rate.denominator for rate in rates))
+    return Fraction(math.gcd(*(int(rate * scale) for rate in rates)), scale)
 
 
 class Proof(NamedTuple):
@@ -987,17 +993,15 @@ def check_frontier(frontier, read):
         require(same, f"{point['file']}: of another fabric or collective than the first")
         shape = chunks, steps, rounds = point["chunks"], point["steps"], point["rounds"]
         lines.append(f"{shape}: {check(file)[0]}")
-        whole = Fabric(file["topology"])
-        rates = [rate for *_, rate, _ in whole.links]
-        scale = math.lcm(*(rate.denominator for rate in rates))
-        unit = Fraction(math.gcd(*(int(rate * scale) for rate in rates)), scale)
-        unit = number(file["unit"]) if "unit" in file else unit
+        stated = Fabric(file["topology"])
+        rates = [rate for *_, rate, _ in stated.links]
+        unit = unit_of(file, rates)
         rounded = [
             {**link, "bandwidth": str(rate // unit * unit)}
             for link, rate in zip(file["topology"]["links"], rates, strict=True)
             if rate >= unit
         ]
-        fabric = with_ports({**file["topology"], "links": rounded}, whole.streams)
+        fabric = with_ports({**file["topology"], "links": rounded}, stated.streams)
         task = Task(file["collective"], fabric)
         exact = all(rate % unit == 0 for rate in rates)
         require(exact or ROUNDED in point["scope"], f"{shape}: a limit at rates rounded down")
@@ -1017,10 +1021,10 @@ def check_frontier(frontier, read):
         if point["proved"] and point["proved_by"] != ["exact limit"]:
             lines.append(f"{shape}: {NOT_KNOWN}what was proved by {', '.join(point['proved_by'])}")
         elif point["proved"]:
-            few = [few * least for few in range(1, chunks)]
             require(least == Fraction(rounds, chunks), f"{shape}: a limit of {least} proves it not")
-            fewer = [each for each in few if each.denominator == 1 and each >= steps]
-            require(not fewer, f"{shape}: {fewer[:1]} rounds would do")
+            at_limit = [fewer * least for fewer in range(1, chunks)]
+            whole = [each for each in at_limit if each.denominator == 1 and each >= steps]
+            require(not whole, f"{shape}: {whole[:1]} rounds would do")
     if frontier["limits"] and not fabric:
         lines.append(f"{NOT_KNOWN}limits without a schedule, whose fabric they would be of")
     for entry in frontier["limits"] if fabric else []:
