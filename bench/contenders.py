@@ -1,4 +1,4 @@
-"""Those that `loopback.py` compares, and what their calls work on: groups of all ranks, and an executor."""
+"""Those that `loopback.py` compares, groups of all ranks, and what their calls work on."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ CONTENDERS: dict[str, dict[str, str] | None] = {
     BASELINE: None,
     "sockets": {"ARBORCAST_GLOO_BELOW": "0", "ARBORCAST_TRANSPORT": "sockets"},
     "shared memory": {"ARBORCAST_GLOO_BELOW": "0", "ARBORCAST_TRANSPORT": "shared memory"},
-    "as it comes": {},
-    "executor": None,
 }
 COLLECTIVES = (
     "allreduce",
@@ -62,7 +60,7 @@ class Measured:
 
     Attributes:
         samples: in the order of the rounds.
-        served_by: "schedule", "gloo" or "executor", by what the group has counted.
+        served_by: "schedule" or "gloo", by what the group has counted.
         explanation: the group's own words, empty for others.
     """
 
@@ -88,10 +86,8 @@ class Contender:
         with _environment({"ARBORCAST_START": "wait", **(self._told or {})}):
             self.group: Any = dist.new_group(backend="gloo" if self._told is None else "synth")
 
-    def call(self, case: Case, ranks: int) -> Call:
+    def call(self, case: Case) -> Call:
         """What does call number i of a sample."""
-        if self._name == "executor":
-            return _executor_call(case, ranks, self.group)
         return _group_call(case, self.group)
 
     def count(self, case: Case) -> dict[str, int]:
@@ -105,9 +101,9 @@ class Contender:
             return Measured(samples, self._name, "")
         served = {path for path, calls in self.count(case).items() if calls > before.get(path, 0)}
         explanation = self.group.explain(case.size_bytes, case.collective)
-        if len(served) != 1 or ("ARBORCAST_GLOO_BELOW" in self._told and served != {"schedule"}):
+        if served != {"schedule"}:
             raise RuntimeError(f"{self._name}: {case} was served by {served}: {explanation}")
-        return Measured(samples, served.pop(), explanation)
+        return Measured(samples, "schedule", explanation)
 
 
 @contextlib.contextmanager
@@ -160,28 +156,6 @@ def _compute_until_it_ends(work: dist.Work) -> None:
     while not work.is_completed():
         sum(range(1000))
     work.wait()
-
-
-def _executor_call(case: Case, ranks: int, group: dist.ProcessGroup) -> Call:
-    from arborcast import synth, topologies
-    from arborcast.backends import Executor
-    from arborcast.synth.collective import Collective
-
-    topology = topologies.load(f"full:{ranks}")
-    executor = Executor(synth.solve(topology, Collective.on(topology, case.collective)), group)
-
-    def call(buffers: Buffers, i: int) -> None:
-        match case.collective:
-            case "allreduce":
-                executor.allreduce(buffers.outputs[i])
-            case "broadcast":
-                executor.broadcast(buffers.outputs[i])
-            case "allgather":
-                executor.allgather(buffers.outputs[i], buffers.inputs[i])
-            case _:
-                executor.reduce_scatter(buffers.outputs[i], buffers.inputs[i])
-
-    return call
 
 
 class Buffers:

@@ -2,9 +2,8 @@
 
 One set of processes holds every contender, and each round measures all of them, in an order that rotates, so
 that a busy machine slows all down: gloo; the process group "synth" over sockets and over shared memory, with
-schedules only; the same group as it comes; and the executor on gloo's point-to-point calls. Once the main
-threads wait for the calls, once they compute in Python meanwhile. Every element of every result is checked.
-Results go to `bench/results/loopback.json`.
+schedules only. Once the main threads wait for the calls, once they compute in Python meanwhile. Every element
+of every result is checked. Results go to `bench/results/loopback.json`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ RESULTS = KEPT / "loopback.json"
 WARM_UPS = 2
 SAMPLE_S = 0.020  # one sample repeats short calls for at least this long
 POOL_BYTES = 64 << 20  # of buffers that the calls of one sample work on, so that each is checked
-EXECUTED = ("allreduce", "broadcast", "allgather", "reduce-scatter")
 TIMEOUT_S = 3600.0  # for all cases on so many ranks
 
 
@@ -124,9 +122,7 @@ def _measure(
     if rank == 0:
         print(f"{ranks} ranks, {case.collective} of {case.size_bytes} bytes ...", file=sys.stderr)
     buffers = Buffers(case, rank, ranks)
-    if case.is_busy or case.collective not in EXECUTED:  # the executor's calls end before they return
-        contenders = {name: each for name, each in contenders.items() if name != "executor"}
-    calls = {name: contender.call(case, ranks) for name, contender in contenders.items()}
+    calls = {name: contender.call(case) for name, contender in contenders.items()}
     before = {name: contender.count(case) for name, contender in contenders.items()}
     repeats = dict.fromkeys(calls, 1)
     samples: dict[str, list[Sample]] = {name: [] for name in calls}
@@ -160,7 +156,7 @@ def _sample(call: Call, buffers: Buffers, repeats: int, what: str) -> Sample:
 
 def _target(name: str, case: Case) -> float | None:
     """How many times gloo's speed is asked for; None where nothing is."""
-    if name not in {"sockets", "shared memory", "as it comes"}:
+    if name == BASELINE:
         return None
     if case.collective in {"reduce", "gather", "scatter", "alltoall"}:
         return 1 / 1.3

@@ -1,9 +1,9 @@
-"""Should I believe it? One HTML page, its tables as Markdown, and a headline, made from bench/results alone.
+"""Should I believe it? A headline and a page of figures, made from bench/results alone.
 
-`python bench/report.py` writes out/bench.html, and README.md and docs/figures.md between their markers
-`<!-- bench:begin -->` and `<!-- bench:end -->`; `--check` writes nothing and ends with 1 where these two hold
-anything else; `--csv FOLDER` writes the rows of every bench as a table. What was not measured is said, what
-cannot be repeated is refused; nothing is typed.
+`python bench/report.py` writes README.md and docs/figures.md between their markers `<!-- bench:begin -->` and
+`<!-- bench:end -->`; `-o FILE` writes the page of any results there alone; `--check` writes nothing and
+ends with 1 where they hold anything else; `--csv FOLDER` writes the rows of every bench as a table. What was
+not measured is said, what cannot be repeated is refused; nothing is typed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,18 @@ from typing import Any
 
 from arborcast.bench.harness.script import KEPT, command_line, one_line
 from arborcast.bench.harness.standing import history, standing
-from arborcast.bench.page.charts import svg
 from arborcast.bench.page.headline import headline, more, tally
 from arborcast.bench.page.render import (
     between_markers,
+    circumstances,
     escape_markdown,
-    page_html,
     prose_markdown,
     table_markdown,
-    words_of,
 )
 from arborcast.bench.page.results import Document, read_results
 from arborcast.bench.page.sections import SECTIONS
-from arborcast.bench.page.tables import Section, Table, all_rows, strong
-from arborcast.bench.page.words import listed, plural
+from arborcast.bench.page.tables import Section, Table, strong
+from arborcast.bench.page.words import listed
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
 
@@ -49,27 +47,19 @@ def judged(results: Path) -> dict[str, Document]:
     return {name: replace(one, standing=standing(one.content)) for name, one in found.items()}
 
 
-def write_report(
-    documents: Mapping[str, Document],
-    page_path: Path,
-    readme: Path | None = None,
-    figures: Path | None = None,
-) -> None:
-    """Write the page, and its headline and tables as Markdown where they are wanted.
+def write_report(documents: Mapping[str, Document], readme: Path, figures: Path) -> None:
+    """Write the headline and the page into Markdown files, between their markers.
 
     Args:
         documents: the results by their files' names.
-        page_path: the HTML file.
-        readme: a Markdown file with the markers for the headline; None for none.
-        figures: one for the tables; None for none.
+        readme: for the headline.
+        figures: for the page.
 
     Raises:
-        InputError: a Markdown file lacks the markers, or a file cannot be written.
+        InputError: a file lacks the markers, or cannot be written.
     """
-    drawn = page_html(said_first(documents), _sections(documents))
     for path, (_, wanted) in _regenerated(documents, readme, figures).items():
         write_atomically(path, wanted)
-    write_atomically(page_path, drawn)
 
 
 def differences(documents: Mapping[str, Document], readme: Path, figures: Path) -> list[str]:
@@ -86,11 +76,11 @@ def differences(documents: Mapping[str, Document], readme: Path, figures: Path) 
 
 
 def _regenerated(
-    documents: Mapping[str, Document], readme: Path | None, figures: Path | None
+    documents: Mapping[str, Document], readme: Path, figures: Path
 ) -> dict[Path, tuple[str, str]]:
     """Files as they are and as they are to be."""
     wanted = ((readme, headline_markdown), (figures, summary))
-    return {path: between_markers(path, made(documents)) for path, made in wanted if path is not None}
+    return {path: between_markers(path, made(documents)) for path, made in wanted}
 
 
 def write_tables(documents: Mapping[str, Document], folder: Path) -> list[Path]:
@@ -201,64 +191,45 @@ def headline_markdown(documents: Mapping[str, Document]) -> str:
 
 
 def summary(documents: Mapping[str, Document]) -> str:
-    """The headline and the compact tables, as Markdown."""
+    """The page, as Markdown: the headline, then section by section."""
     blocks = [_items(said_first(documents))]
     for section in SECTIONS:
         document = documents.get(section.file)
-        blocks += [f"## {escape_markdown(section.title)}", prose_markdown(_source(section, document))]
-        if document is not None and not document.standing.refused:
+        blocks.append(f"## {escape_markdown(section.title)}")
+        if document is None:
+            blocks.append(prose_markdown(f"Not measured yet: run `{section.command}`."))
+        elif document.standing.refused:
+            file = f"`bench/results/{section.file}.json`"
+            refused = (
+                f"Refused: {file} was {document.standing.refused}. Measure it anew: `{section.command}`."
+            )
+            blocks.append(prose_markdown(refused))
+        else:
+            targets = tally(document)
+            answer = section.answer(document) if section.answer else ""
+            said = [answer, strong(f"{targets.words}.") if targets.all else "", section.about]
+            blocks += [
+                prose_markdown(" ".join(filter(None, said))),
+                prose_markdown(_source(section, document)),
+            ]
             blocks.append(table_markdown(section.table(document)))
-    return "\n\n".join(blocks)
-
-
-def _source(section: Section, document: Document | None) -> str:
-    """Where a section's figures come from, and what speaks against them."""
-    file = f"`bench/results/{section.file}.json`"
-    if document is None:
-        return f"Not measured yet: run `{section.command}`."
-    if document.standing.refused:
-        return f"Refused: {file} was {document.standing.refused}. Measure it anew: `{section.command}`."
-    commit = str(document.entry("code").get("commit") or "")[:9]
-    said = [f" {word} {known}" for word, known in (("on", document.get("date")), ("at", commit)) if known]
-    beside = words_of(document)
-    command = str(document.get("command")).replace("`", "'")
-    return f"{file}, by `{command}`{''.join(said)}{f'; {beside}' if beside else ''}."
-
-
-def _sections(documents: Mapping[str, Document]) -> list[dict[str, Any]]:
-    sections = [_section(section, documents.get(section.file)) for section in SECTIONS]
     others = [document for name, document in documents.items() if name not in {one.file for one in SECTIONS}]
     if others:
         lines = tuple((f"{one.name}.json", str(one.get("question")), str(len(one.rows))) for one in others)
-        rest = {"anchor": "others", "question": "What else is in the results?", "sources": others}
-        shown = Table(("file", "question", ">rows"), lines)
-        sections.append(rest | {"kind": "", "said": [], "tables": [("", shown)], "drawn": ""})
-    return sections
+        blocks += ["## Other results", table_markdown(Table(("file", "question", ">rows"), lines))]
+    return "\n\n".join(blocks)
 
 
-def _section(section: Section, document: Document | None) -> dict[str, Any]:
-    from markupsafe import Markup
-
-    found: dict[str, Any] = {"anchor": section.file.replace("_", "-"), "question": section.question}
-    if document is None or document.standing.refused:
-        return found | {
-            "kind": "",
-            "said": [_source(section, document)],
-            "tables": [],
-            "drawn": "",
-            "sources": [],
-        }
-    targets = tally(document)
-    answer = section.answer(document) if section.answer else ""
-    said = [answer, strong(f"{targets.words}.") if targets.all else "", section.about]
-    every = all_rows(document)
-    return found | {
-        "kind": " · ".join(filter(None, (section.kind, words_of(document)))),
-        "said": list(filter(None, said)),
-        "tables": [("", section.table(document)), (f"All {plural(len(every.rows), 'row')}", every)],
-        "drawn": Markup(svg(section.chart, document)) if section.chart else "",
-        "sources": [document],
-    }
+def _source(section: Section, document: Document) -> str:
+    """Where a section's figures come from, how they came about, and what speaks against them."""
+    commit = str(document.entry("code").get("commit") or "")[:9]
+    dated = [f" {word} {known}" for word, known in (("on", document.get("date")), ("at", commit)) if known]
+    command = str(document.get("command")).replace("`", "'")
+    said = (
+        f"`bench/results/{section.file}.json`, {section.kind} by `{command}`{''.join(dated)}",
+        circumstances(document),
+    )
+    return f"{'; '.join(filter(None, said))}."
 
 
 @one_line("report")
@@ -266,7 +237,7 @@ def main() -> None:
     """Write what the command line asks for."""
     parser = command_line(__doc__)
     parser.add_argument("--results", type=Path, default=KEPT, help="folder of results")
-    parser.add_argument("-o", "--output", type=Path, default=HOME / "out" / "bench.html", help="the page")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the page there alone")
     parser.add_argument("--headline", type=Path, default=HOME / "README.md", help="Markdown for the headline")
     parser.add_argument(
         "--tables", type=Path, default=HOME / "docs" / "figures.md", help="and for the tables"
@@ -280,11 +251,14 @@ def main() -> None:
     documents = judged(arguments.results)
     if arguments.check:
         raise SystemExit(_checked(documents, *markdown))
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    write_report(documents, arguments.output, *markdown)
+    if arguments.output is not None:
+        write_atomically(arguments.output, f"# Figures\n\n{summary(documents)}\n")
+    else:
+        write_report(documents, *markdown)
     if arguments.csv is not None:
         write_tables(documents, arguments.csv)
-    print("written:", *filter(None, (arguments.output, *markdown, arguments.csv)))
+    pages = markdown if arguments.output is None else (arguments.output,)
+    print("written:", *pages, *filter(None, (arguments.csv,)))
     for line in questionable(documents):
         print(line)
 

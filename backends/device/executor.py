@@ -37,11 +37,29 @@ TYPES = {
 
 OPERATIONS = ("sum", "max", "min")
 
+AMD = ("gfx90a", "gfx942", "gfx950")
+"""GPUs of AMD in whose compiled kernel the writes of all waves are over before a flag is raised, and go on to
+peers: `tests/device/test_compiled.py` reads it there. Others are refused."""
+
 _KEPT = 64
 """Lengths whose tables an executor keeps."""
 
 _LOOK_S = 0.05
 """How often calls under way are looked at."""
+
+
+def _wave(device: torch.device) -> int:
+    """Threads of a warp.
+
+    Raises:
+        InputError: an AMD GPU that is none of `AMD`.
+    """
+    if device.type != "cuda" or torch.version.hip is None:
+        return 32
+    name = str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
+    if name not in AMD:
+        raise InputError(f"device: AMD's GPU must be one of {', '.join(AMD)}, got {name}")
+    return 64
 
 
 class _Prepared(NamedTuple):
@@ -65,13 +83,14 @@ class DeviceExecutor:
         rank: this one.
         memory: that all ranks reach.
         dtype: of elements; the plan's `itemsize` is that of it.
-        block: elements that a program moves at once, a power of two.
+        block: elements that a program moves at once, a power of two; None for 1,024, or for more where its
+            threads move 16 bytes each.
         warps: of a program.
         begun: pieces that have been done before; flags must stand there.
         timeout_s: of a call, after which the kernel is made to leave.
 
     Raises:
-        InputError: a type that the kernel does not have.
+        InputError: a type that the kernel does not have, or an AMD GPU that is none of `AMD`.
     """
 
     def __init__(
@@ -80,15 +99,17 @@ class DeviceExecutor:
         rank: int,
         memory: PeerMemory,
         dtype: torch.dtype,
-        block: int = 1024,
+        block: int | None = None,
         warps: int = 4,
         begun: int = 0,
         timeout_s: float = 600.0,
     ) -> None:
         if dtype not in TYPES or plan.shape.vector * dtype.itemsize != 16:
             raise InputError(f"device: type must be one of {len(TYPES)} of the plan's item size, got {dtype}")
+        wave = _wave(memory.device)
         self._plan, self._rank, self._memory, self._dtype = plan, rank, memory, dtype
-        self._block, self._warps, self._timeout_s, self._failed = block, warps, timeout_s, False
+        self._block = block or max(1024, warps * wave * plan.shape.vector)
+        self._warps, self._timeout_s, self._failed = warps, timeout_s, False
         self._is_on_host = memory.device.type == "cpu"
         self._counters = torch.full((plan.programs,), begun, dtype=torch.int32, device=memory.device)
         self._addresses = torch.tensor(memory.addresses(), dtype=torch.int64, device=memory.device)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
@@ -11,6 +14,9 @@ from arborcast.backends.device.tables import ABORT, Shape
 
 _VECTOR = 16
 """Bytes at whose multiples staging begins."""
+
+_SHARED = "/dev/shm"
+"""Where files are in memory."""
 
 
 class PeerMemory(Protocol):
@@ -63,6 +69,38 @@ class SharedMemory:
         """Let all flags stand where so many pieces have been done; executors must begin there, too."""
         for flags in self._flags:
             flags[(ABORT + 1) * self._lanes :] = number
+
+
+class GroupMemory(SharedMemory):
+    """Of the processes of a group on one host, in files that are gone when it is made; to try what GPUs do.
+
+    Args:
+        shape: of the plan.
+        itemsize: bytes of an element.
+        group: its ranks, in the order of the plan's; all must make the memory together.
+    """
+
+    def __init__(self, shape: Shape, itemsize: int, group: dist.ProcessGroup) -> None:
+        self._lanes = shape.lanes
+        self.device = torch.device("cpu")
+        is_first = group.rank() == 0
+        kept = _SHARED if Path(_SHARED).is_dir() else None
+        folder = [tempfile.mkdtemp(prefix="arborcast-", dir=kept) if is_first else ""]
+        dist.broadcast_object_list(folder, group=group, group_src=0)
+
+        def mapped(name: str, elements: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.from_file(f"{folder[0]}/{name}", shared=True, size=elements, dtype=dtype)
+
+        self._staging = [
+            mapped(f"staging{it}", size * itemsize + _VECTOR, torch.uint8)
+            for it, size in enumerate(shape.staging)
+        ]
+        self._flags = [
+            mapped(f"flags{it}", size * shape.lanes, torch.int32) for it, size in enumerate(shape.flags)
+        ]
+        dist.barrier(group)  # all have mapped them
+        if is_first:
+            shutil.rmtree(folder[0])
 
 
 class SymmetricMemory:

@@ -1,10 +1,10 @@
-"""The page from its one template, and its tables as Markdown from the same values, put into files."""
+"""Results as Markdown: how they came about, tables, sentences, put between the markers of a file."""
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,67 +19,22 @@ QUIET = 0.5
 """Processes that want to run, up to which a machine has nothing else to do."""
 
 
-def page_html(headline: Sequence[str], sections: Sequence[Mapping[str, Any]]) -> str:
-    """The whole page: one file that fetches nothing, every text of it escaped.
-
-    Args:
-        headline: the answer in a few sentences, before everything else.
-        sections: `anchor`, `question`, `kind`, `said`, `tables` (with what folds them away), `drawn` and
-            `sources` of each, in the order in which they are to be read.
-    """
-    import jinja2
-    from markupsafe import Markup
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    filters: dict[str, Any] = {
-        "sentence": lambda words: Markup(sentence_html(words)),
-        "circumstances": circumstances,
-    }
-    environment.filters |= filters
-    return environment.get_template("page.html").render(headline=headline, sections=sections)
-
-
-def sentence_html(words: str) -> str:
-    """A sentence; what stands between backquotes is set as code."""
-    escaped = html.escape(words).replace("\x02", "<strong>").replace("\x03", "</strong>")
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped)
-
-
 # ------------------------------------------------------------------------------------------- circumstances
 
 
-def circumstances(document: Document) -> tuple[str, list[tuple[str, str]]]:
-    """How figures came about: one line that says the most, and all entries by name."""
-    machine, code = document.entry("machine"), document.entry("code")
+def circumstances(document: Document) -> str:
+    """How figures came about, and what speaks against them."""
+    machine = document.entry("machine")
     cores = number(machine.get("cores"))
     on = [str(machine.get("processor") or ""), plural(cores, "core") if cores > 0 else ""]
-    short = [
-        f"bench/results/{document.name}.json",
-        str(document.get("date") or ""),
+    said = (
         ", ".join(filter(None, on)),
         _runs(document),
+        _spread(document),
         _busy(machine),
         words_of(document),
-    ]
-    changed = " with uncommitted changes" if code.get("dirty") else ""
-    folders = ", ".join(map(str, code.get("folders") or []))
-    commit = f"commit {code['commit']}{changed}; depends on {folders}" if code.get("commit") else "not noted"
-    entries = [
-        *((name, str(document.get(name) or "not noted")) for name in ("question", "command", "date")),
-        ("code", commit),
-        ("machine", ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in machine.items())),
-        ("versions", ", ".join(f"{name} {value}" for name, value in document.entry("versions").items())),
-        ("runs", _runs(document)),
-        ("spread", _spread(document)),
-        *((name, str(value)) for name, value in document.entry("units").items()),
-    ]
-    return " · ".join(filter(None, short)), [(name, value) for name, value in entries if value]
+    )
+    return "; ".join(filter(None, said))
 
 
 def words_of(document: Document) -> str:

@@ -125,7 +125,7 @@ def first(rows: Iterable[Row], **equal: Any) -> Row:
 
 OURS = (
     *("trees", "mwu", "chunks", "selection", "synth", "arborcast", "shared memory", "sockets"),
-    *("as it comes", "pareto", "torch messages"),
+    *("pareto", "torch messages"),
 )
 """First words of the names of what this package makes."""
 

@@ -6,10 +6,9 @@ table of `SECTIONS`. All figures come from the results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from arborcast.bench.page.charts import Chart, Point
 from arborcast.bench.page.contest import Case, cases
 from arborcast.bench.page.results import (
     Document,
@@ -88,17 +87,6 @@ def _testbed(document: Document) -> Table:
 def _over_best(case: Case) -> str:
     """The speed-up, with the name of the baseline that is the fastest here."""
     return times(case.over_best) + (f" ({case.baselines[0].text('method')})" if case.baselines else "")
-
-
-def _shares_on_links(document: Document) -> Iterator[Point]:
-    """Of each topology and collective the largest size on which most methods ran."""
-    for rows in groups(document.rows, "topology", "collective"):
-        by_size = groups(rows, "bytes")
-        fullest = max(by_size, key=lambda alike: (len(alike), alike[0].figure("bytes")))
-        panel = f"{rows[0].text('topology')}, {rows[0].text('collective')}"
-        for row in fullest:
-            tone = "ours" if is_ours(row.get("method")) else "baseline"
-            yield panel, tone, row.text("method"), row.figure("share_of_optimum")
 
 
 # ------------------------------------------------------------------------------------------------ synthesis
@@ -242,12 +230,6 @@ def _loopback(document: Document) -> Table:
     return Table(
         (*found.head, ">targets missed"), tuple((*row, _targets_missed(alike)) for row, alike in lines)
     )
-
-
-def _loopback_curves(document: Document) -> Iterator[Point]:
-    for row in document.rows:
-        if row.get("method") != "gloo":
-            yield _case(row), row.text("method"), row.figure("bytes"), row.figure("times_gloo")
 
 
 def _ddp(document: Document) -> Table:
@@ -458,7 +440,6 @@ _SCALE = "python bench/scale.py --only "
 SECTIONS: tuple[Section, ...] = (
     Section(
         "testbed",
-        "How close to the limit, on links that are real?",
         "Real processes and TCP on emulated links",
         "measured on emulated links",
         "python bench/testbed.py",
@@ -469,11 +450,9 @@ SECTIONS: tuple[Section, ...] = (
         "in brackets), multiring and unmodified gloo, whose ring follows the numbers of the ranks. A star "
         "marks what the processors may have limited.",
         _testbed,
-        chart=Chart(_shares_on_links, "", "share of the limit", "point", rule=1.0),
     ),
     Section(
         "switchless",
-        "How close to the limit, along cables between hosts?",
         "The process group on hosts without a switch",
         "measured on emulated links",
         "python bench/switchless.py",
@@ -486,7 +465,6 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "synthesis",
-        "How long does synthesis take?",
         "Time to find allgather trees that equal their bound",
         "measured",
         "python bench/synthesis.py",
@@ -496,7 +474,6 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "scale_targets",
-        "How large may a fabric be?",
         "Large fabrics: CPU time to load, solve and verify",
         "measured",
         _SCALE + "targets",
@@ -520,7 +497,6 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "scale_growth",
-        "How do time and memory grow with the ranks?",
         "Growth over the ranks",
         "measured",
         _SCALE + "growth",
@@ -528,19 +504,9 @@ SECTIONS: tuple[Section, ...] = (
         "as many times as long as there are more ranks. A tree has as many edges as ranks, and there is "
         "one for each rank: written out, a schedule itself grows by 2.",
         _growth,
-        chart=Chart(
-            lambda document: (
-                ("time", row.text("family"), row.figure("ranks"), row.figure("seconds"))
-                for row in document.rows
-                if row.get("timed_out") is not True
-            ),
-            "ranks",
-            "seconds",
-        ),
     ),
     Section(
         "frontier",
-        "How long do whole frontiers take?",
         "Whole frontiers of chunk schedules",
         "measured",
         "python bench/frontier.py",
@@ -550,9 +516,8 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "peers",
-        "How do the public synthesizers do?",
         "Public synthesizers on the same questions, in turns on the same machine",
-        "measured; rates exact, times of schedules simulated",
+        "measured (rates exact, times of schedules simulated)",
         "python bench/peers.py",
         "Every contender is asked the same question in a process of its own, in turns with the others on "
         "the same machine. What it answers is turned into a schedule of ours, so that the same verifier "
@@ -563,7 +528,6 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "loopback",
-        "What does the process group cost on one machine?",
         "The process group on one machine, as multiples of gloo's speed",
         "measured on local processes",
         "python bench/loopback.py",
@@ -572,11 +536,9 @@ SECTIONS: tuple[Section, ...] = (
         "where it says so, compute in Python until it has ended.",
         _loopback,
         medians("times_gloo", "method", ("shared memory", "sockets"), "Of gloo's speed"),
-        Chart(_loopback_curves, "bytes", "over gloo", rule=1.0),
     ),
     Section(
         "ddp",
-        "What does a step of DistributedDataParallel cost on one machine?",
         "A step of DistributedDataParallel, as multiples of gloo's speed",
         "measured on local processes",
         "python bench/ddp.py",
@@ -586,7 +548,6 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "torch_suite",
-        "Which tests of torch pass over the process group?",
         "Torch's own tests of process groups: how many pass",
         "counted",
         "python bench/torch_suite.py",
@@ -605,7 +566,6 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "pipeline_models",
-        "Which models train in stages, unmodified?",
         "Models of libraries cut in 2 and in 4 stages beside serial training",
         "trained stage after stage in one process",
         _TRAINING + "models",
@@ -615,7 +575,6 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "pipeline_memory",
-        "Does a rank need as much memory as its plan says?",
         "Memory of ranks beside what their plan says",
         "measured on local processes",
         _TRAINING + "memory",
@@ -625,7 +584,6 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "pipeline_prediction",
-        "How far is the predicted time of a training step from the measured one?",
         "Predicted / measured time of a training step, and the error",
         "measured on local processes",
         _TRAINING + "prediction",
@@ -637,7 +595,6 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "pipeline_testbed",
-        "What do synthesized allreduces give a training step?",
         "A training step on emulated links",
         "measured on emulated links",
         _TRAINING + "testbed",
@@ -648,7 +605,6 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "pipeline_bubbles",
-        "How much of the bubble of 1F1B do other orders leave?",
         "Bubbles of orders",
         "measured on local processes",
         _TRAINING + "bubbles",
@@ -659,7 +615,6 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "pipeline_runtimes",
-        "Is a step as fast as under torch.distributed.pipelining?",
         "A step of the trainer beside torch's",
         "measured on local processes",
         _TRAINING + "runtimes",
@@ -670,7 +625,6 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "pipeline_planner",
-        "How long does planning a pipeline take?",
         "Time to plan a pipeline",
         "measured",
         _TRAINING + "planner",
@@ -688,7 +642,6 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "pipeline_intra",
-        "How long does planning inside a stage take?",
         "Time to plan inside a stage",
         "measured",
         _TRAINING + "intra",

@@ -1,8 +1,7 @@
 """What the page is made of: a section per question, tables whose columns are functions of a line.
 
 A table says its columns as "head: column | column"; a head that begins with ">" is of figures. The unit of a
-figure follows from its column's name. HTML and Markdown are written from the same value, so that they cannot
-differ.
+figure follows from its column's name. The page and the terminal show the same values.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from arborcast.bench.page.charts import Chart
 from arborcast.bench.page.results import Document, Row, groups, known, middle
 from arborcast.bench.page.words import (
     Format,
@@ -43,29 +41,25 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A question, and what the page and docs/figures.md show of its answer.
+    """What the page, docs/figures.md, shows of one question.
 
     Attributes:
         file: the results file, without its suffix.
-        question: the heading of the page.
-        title: of the table in docs/figures.md.
+        title: the heading.
         kind: how its figures came about, such as "simulated".
         command: that measures them.
-        about: the first paragraph.
+        about: what the figures are of.
         table: the compact table.
-        answer: a sentence before it.
-        chart: a picture of the page.
+        answer: a sentence before all else.
     """
 
     file: str
-    question: str
     title: str
     kind: str
     command: str
     about: str
     table: Callable[[Document], Table]
     answer: Callable[[Document], str] | None = None
-    chart: Chart | None = None
 
 
 def strong(words: str) -> str:

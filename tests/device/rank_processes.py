@@ -53,7 +53,7 @@ def run_cases(cases: list[Case]) -> list[str]:
     return done.stdout.splitlines()
 
 
-def _sleep_while_waiting() -> None:
+def sleep_while_waiting() -> None:
     """A rank that polls lets others have the core."""
     from triton.runtime.interpreter import InterpreterBuilder
 
@@ -152,7 +152,7 @@ def _run(case: Case) -> str:
 
 
 if __name__ == "__main__":
-    _sleep_while_waiting()
+    sleep_while_waiting()
     for line in sys.stdin:
         sys.stdout.write(_run(Case(**json.loads(line))) + "\n")
         sys.stdout.flush()

@@ -104,6 +104,20 @@ def by_symmetric_memory(rank: int, size: int, dtype_name: str) -> list[str]:
     return found
 
 
+def by_operation(rank: int, size: int) -> tuple[bool, bool]:
+    from arborcast import synth, topologies
+    from arborcast.backends import device
+
+    take_gpu(rank, size)
+    call = device.compile(synth.solve(topologies.load("full:4"), "allgather"), timeout_s=30.0)
+    traced = torch.compile(lambda given: call(2 * given), fullgraph=True)
+    given = torch.arange(600.0, device="cuda").reshape(30, 20) + 1000 * rank
+    found = call(given), traced(given)
+    call.finish()
+    want = torch.cat([torch.arange(600.0).reshape(30, 20) + 1000 * it for it in range(size)])
+    return torch.equal(found[0].cpu(), want), torch.equal(found[1].cpu(), 2 * want)
+
+
 def captured(rank: int, size: int) -> list[float]:
     """A call in a graph, replayed with other data each time."""
     device = take_gpu(rank, size)
@@ -139,3 +153,7 @@ def test_processes_over_symmetric_memory(dtype: str) -> None:
 
 def test_replays_of_a_graph() -> None:
     assert run_ranks(4, captured, environ=SHARED) == [[6.0, 10.0, 14.0, 18.0]] * 4
+
+
+def test_an_operation_over_symmetric_memory() -> None:
+    assert run_ranks(4, by_operation, environ=SHARED) == [(True, True)] * 4

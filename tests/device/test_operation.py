@@ -1,0 +1,99 @@
+"""A schedule as an operation of torch on tensors of real processes, traced by torch.compile as well."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from arborcast import synth, topologies
+from arborcast.synth.collective import NAMED_KINDS, Collective
+from arborcast.synth.errors import InputError
+from tests.device.rank_processes import sleep_while_waiting
+from tests.support.definition import define
+from tests.support.ranks import run_ranks
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs triton: pip install arborcast[device]"
+)
+
+INTERPRETED = {"TRITON_INTERPRET": "1"}
+RANKS = 3
+
+
+def calls(rank: int, size: int) -> dict[str, tuple[bool, bool]]:
+    """Of each kind, whether the operation gives what it must, and whether it does so in a traced function."""
+    from arborcast.backends import device
+
+    sleep_while_waiting()
+    fabric, found = topologies.load(f"ring:{size}"), {}
+    for kind in sorted(NAMED_KINDS):
+        collective = Collective.on(fabric, kind, root=1)
+        call = device.compile(synth.solve(fabric, collective), device="cpu", piece=64, lanes=2)
+        traced = torch.compile(lambda given, call=call: call(2 * given) + 1, fullgraph=True, backend="eager")
+        tensors = [torch.arange(30.0).reshape(6, 5) + 100 * one for one in range(size)]
+        wanted = define(collective, [one.flatten().long().numpy() for one in tensors])[rank]
+        want = torch.zeros(0, 5) if wanted is None else torch.from_numpy(wanted).reshape(-1, 5).float()
+        found[str(kind)] = (
+            torch.equal(call(tensors[rank]), want),
+            torch.equal(traced(tensors[rank]), 2 * want + 1),
+        )
+    return found
+
+
+def test_every_kind_gives_what_it_must_also_where_it_is_traced() -> None:
+    for found in run_ranks(RANKS, calls, environ=INTERPRETED):
+        assert found == {str(kind): (True, True) for kind in NAMED_KINDS}
+
+
+def refusals(rank: int, size: int) -> list[str]:
+    from arborcast.backends import device
+
+    sleep_while_waiting()
+    fabric = topologies.load(f"full:{size}")
+    allgather, scattered = (synth.solve(fabric, kind) for kind in ("allgather", "reduce-scatter"))
+    call = device.compile(scattered, device="cpu")
+    asked: list[Any] = [
+        lambda: device.compile(allgather if rank else scattered, device="cpu"),
+        lambda: device.compile(allgather, device="cpu", lanes=1 + rank),
+        lambda: device.compile(synth.solve(topologies.load("full:3"), "allgather"), device="cpu"),
+        lambda: device.compile(allgather, device="cpu", op="mean"),
+        lambda: call(torch.zeros(5)),
+        lambda: call(torch.zeros(4, dtype=torch.int32)),
+    ]
+    said = []
+    for each in asked:
+        with pytest.raises(InputError) as refused:
+            each()
+        said.append(str(refused.value))
+    dist.barrier()
+    return said
+
+
+def test_what_does_not_fit_is_refused_on_every_rank() -> None:
+    for rank, said in enumerate(run_ranks(2, refusals, environ=INTERPRETED)):
+        assert said == [
+            f"device: schedule must be the same on all ranks, differs on {rank} and {1 - rank}",
+            f"device: lanes must be the same on all ranks, differs on {rank} and {1 - rank}",
+            "device: the schedule is for 3 ranks, the group has 2",
+            "device: operation must be one of sum, max, min, got mean",
+            "device: reduce-scatter needs a first dimension that 2 ranks divide, got shape (5,)",
+            "device: input must be contiguous, of 4 elements of torch.float32 on cpu, "
+            "got 4 of torch.int32 on cpu",
+        ]
+
+
+def compiled_alone(rank: int, size: int) -> str:
+    from arborcast.backends import device
+
+    with pytest.raises(InputError) as refused:
+        device.compile(synth.solve(topologies.load("full:2"), "allreduce"), device="cpu")
+    return str(refused.value)
+
+
+def test_a_cpu_needs_the_interpreter() -> None:
+    said = "device: cpu needs Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported"
+    assert run_ranks(2, compiled_alone, environ={"TRITON_INTERPRET": "0"}) == [said, said]
