@@ -176,7 +176,7 @@ def _between(file: NcclFile, sockets: Sequence[Element], vertices: Mapping[int, 
             links += assuming(both, rate=way.assumed)
             taken[way.note] = None
     if stated is None:
-        file.notes += taken
+        file.notes.extend(taken)
     return links
 
 
