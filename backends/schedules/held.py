@@ -16,7 +16,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -235,7 +235,8 @@ class Schedules:
         of = root if root >= 0 else None
         table = self.spare(kind, of)
         if table is not None:
-            self._connect(table.peers(self.network.rank), f"table/{kind}/{root}")
+            with self._giving_up(f"table/{kind}/{root}"):
+                self.network.connect(table.peers(self.network.rank))
             found = self._begin(kind, of) if self.network.rank == 0 else None
             self._changes[kind, root] = _Change(found=found)
         return table
@@ -269,20 +270,18 @@ class Schedules:
         wait_s = self.options.deadline_s + KERNELS_S + 60
         if rank:
             self._wait_for(key, wait_s)
-        try:
+        with self._giving_up(key):
             alike = self.options.bits == "alike"
             table = share_table(self.store, key, rank, make, timeout_s=wait_s, alike=alike)
-        except ExecutionError as error:
-            self.engine.give_up(f"rank {rank}: schedules ({key}): {error}")
-            raise
-        if table is not None:
-            self._connect(table.peers(rank), key)
+            if table is not None:
+                self.network.connect(table.peers(rank))
         return table
 
-    def _connect(self, peers: Collection[int], key: str) -> None:
-        """Connect as a table needs it; who cannot gives up."""
+    @contextlib.contextmanager
+    def _giving_up(self, key: str) -> Iterator[None]:
+        """Who cannot have a table, or connect as it needs it, gives up."""
         try:
-            self.network.connect(peers)
+            yield
         except ExecutionError as error:
             self.engine.give_up(f"rank {self.network.rank}: schedules ({key}): {error}")
             raise
