@@ -304,13 +304,11 @@ class Engine:
     def close(self) -> None:
         """Free what the engine holds besides the network; it must not be used any more."""
         with self._wakeup_lock:  # who rings late must not find another file under this number
-            if self._wakeup >= 0:
-                os.close(self._wakeup)
-                self._wakeup = -1
+            self.release()
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def release(self) -> None:
-        """In a forked child, where a thread that is not here may hold the lock."""
+        """Close the descriptor, without the lock: in a forked child a thread that is not here may hold it."""
         if self._wakeup >= 0:
             os.close(self._wakeup)
             self._wakeup = -1

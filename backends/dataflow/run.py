@@ -269,7 +269,7 @@ class GraphRun:
         """A peer will send no more than is on its way; what it said last is looked for."""
         peer, channel = self._peers[at], self._channels[at]
         if peer.sent < peer.sends:  # whoever leaves in peace has got everything before
-            raise self._peer_gone(str(self._next_send(at)), channel.last_words())
+            raise self._peer_gone(self._next(peer.first_send + peer.sent), channel.last_words())
         try:
             channel.on_ready()
         except ChannelClosedError as error:
@@ -299,13 +299,9 @@ class GraphRun:
             what = self.waits_for(what)
         return PeerGoneError(what, error)
 
-    def _next_send(self, at: int) -> Any:
-        peer = self._peers[at]
-        return self._graph.action(self._orders[peer.first_send + peer.sent]).operation
-
-    def _next_receive(self, at: int) -> Any:
-        peer = self._peers[at]
-        return self._graph.action(self._orders[peer.first_receive + peer.received]).operation
+    def _next(self, order: int) -> str:
+        """A message as errors show it, by its place in the orders of all peers."""
+        return str(self._graph.action(self._orders[order]).operation)
 
     def _needs(self, at: int) -> bool:
         peer = self._peers[at]
@@ -317,9 +313,9 @@ class GraphRun:
         if peer.awaits_opening:
             return f"begin together with rank {self._channels[at].peer}"
         if peer.received < peer.receives:
-            return str(self._next_receive(at))
+            return self._next(peer.first_receive + peer.received)
         if peer.sent < peer.sends:
-            return str(self._next_send(at))
+            return self._next(peer.first_send + peer.sent)
         return f"waiting for rank {self._channels[at].peer}"
 
     def waits_for(self, otherwise: str = "hand over what is left") -> str:
@@ -340,8 +336,8 @@ class GraphRun:
                 (peer.first_receive, peer.received, peer.receives),
                 (peer.first_send, peer.sent, peer.sends),
             ):
-                if done < count and not self._left[number := self._orders[first + done]]:
-                    found.append(str(self._graph.action(number).operation))
+                if done < count and not self._left[self._orders[first + done]]:
+                    found.append(self._next(first + done))
         return "; ".join(found) or otherwise
 
 

@@ -254,6 +254,7 @@ class _SliceUse:
     read: list[int] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class _OperationWriter:
     """Writes the operations of one rank and keeps track of what depends on what.
 
@@ -261,28 +262,20 @@ class _OperationWriter:
     buffer and start. `summands` has chunk, step and target of what is sent to be added.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        rank: int,
-        pieces: int,
-        scratch: Scratch,
-        summands: Collection[tuple[int, int, int]],
-    ) -> None:
-        self.operations: list[Operation] = []
-        self.scratch = scratch
-        self._layout = layout
-        self._rank = rank
-        self._pieces = pieces
-        self._summands = summands
-        self._cells: dict[tuple[int, int], _Cell] = {}
-        self._uses: dict[tuple[Buffer, int], _SliceUse] = defaultdict(_SliceUse)
+    layout: Layout
+    rank: int
+    pieces: int
+    scratch: Scratch
+    summands: Collection[tuple[int, int, int]]
+    operations: list[Operation] = field(default_factory=list)
+    _cells: dict[tuple[int, int], _Cell] = field(default_factory=dict)
+    _uses: dict[tuple[Buffer, int], _SliceUse] = field(default_factory=lambda: defaultdict(_SliceUse))
 
     def send(self, message: _PieceMessage) -> None:
         cell = self._cell(message)
         if cell.home is None:
             step, chunk = message.transfer.step, message.transfer.chunk
-            raise ScheduleError(f"step {step}: rank {self._rank} sends chunk {chunk} before it holds it")
+            raise ScheduleError(f"step {step}: rank {self.rank} sends chunk {chunk} before it holds it")
         after = self._reads(cell.home)
         self.operations.append(
             Send(message.time, message.transfer.dst, cell.home, message.tag, tuple(sorted(after)))
@@ -298,7 +291,7 @@ class _OperationWriter:
             and not (transfer.reduce and cell.latest.reduce)
         ):
             raise ScheduleError(
-                f"step {transfer.step}: rank {self._rank} receives chunk {transfer.chunk} twice; "
+                f"step {transfer.step}: rank {self.rank} receives chunk {transfer.chunk} twice; "
                 "only reductions may meet in one step"
             )
         cell.latest = transfer
@@ -333,10 +326,10 @@ class _OperationWriter:
         """
         result = next((it.into for it in arrivals if it.claims), cell.home)
         assert result is not None, "the first arrival claims a home where there is none"
-        given = [] if cell.home is None else [(self._rank, cell.home)]
+        given = [] if cell.home is None else [(self.rank, cell.home)]
         given += [(it.src, it.into) for it in arrivals]
         chunk, step = message.transfer.chunk, message.transfer.step
-        if any((chunk, step, it.src) in self._summands for it in arrivals):
+        if any((chunk, step, it.src) in self.summands for it in arrivals):
             given.sort(key=lambda one: one[0])
         total, *rest = (it for _, it in given)
         for other in rest:
@@ -379,18 +372,18 @@ class _OperationWriter:
         cell = self._cells.get(message.cell)
         if cell is None:
             chunk, piece = message.cell
-            initial = self._layout.initial(self._rank, chunk)
-            final = self._layout.final(self._rank, chunk)
+            initial = self.layout.initial(self.rank, chunk)
+            final = self.layout.final(self.rank, chunk)
             cell = _Cell(
-                None if initial is None else initial.part(piece, self._pieces),
-                None if final is None else final.part(piece, self._pieces),
+                None if initial is None else initial.part(piece, self.pieces),
+                None if final is None else final.part(piece, self.pieces),
             )
             self._cells[message.cell] = cell
         return cell
 
     def _take(self, message: _PieceMessage) -> BufferSlice:
-        place = self._layout.places[message.transfer.chunk]
-        longest = -(-(place.stop - place.start) // self._pieces)
+        place = self.layout.places[message.transfer.chunk]
+        longest = -(-(place.stop - place.start) // self.pieces)
         return self.scratch.take(message.transfer.chunk, message.length, longest, message.time)
 
     def _reads(self, source: BufferSlice) -> set[int]:

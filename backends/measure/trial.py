@@ -7,6 +7,7 @@ and index; what a run must write holds, before it, what no right answer has.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -27,6 +28,7 @@ Runner: TypeAlias = Executor | EngineRunner
 """What executes a schedule on one rank."""
 
 
+@dataclass(eq=False)
 class Trial:
     """One size of a sweep on this rank; all ranks of the topology make and run it together.
 
@@ -38,24 +40,19 @@ class Trial:
         members: the ranks of the collective.
     """
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        count: int,
-        executor: Runner,
-        everyone: dist.ProcessGroup,
-        members: dist.ProcessGroup,
-    ) -> None:
-        self._sweep = sweep
-        self._count = count
-        self._executor = executor
-        self._everyone = everyone
-        self._members = members
-        self._rank = executor.rank
-        self._dtype: torch.dtype = getattr(torch, sweep.dtype)
-        self._collective = sweep.schedule.collective
+    sweep: Sweep
+    count: int
+    executor: Runner
+    everyone: dist.ProcessGroup
+    members: dist.ProcessGroup
+
+    def __post_init__(self) -> None:
+        """Make what the rank gives and gets."""
+        self._rank = self.executor.rank
+        self._dtype: torch.dtype = getattr(torch, self.sweep.dtype)
+        self._collective = self.sweep.schedule.collective
         self._takes_part = self._rank in self._collective.members
-        self._layout = lay_out(sweep.schedule, count, ())
+        self._layout = lay_out(self.sweep.schedule, self.count, ())
         self._in_place = self._layout.in_place(self._rank)
         self._output = torch.empty(self._layout.output_elements(self._rank), dtype=self._dtype)
         self._pattern = self._own_data()
@@ -72,19 +69,19 @@ class Trial:
             seconds of the calls that count, and how many elements of this rank were wrong in the last one.
         """
         self._reset()
-        for _ in range(max(self._sweep.warmup, 1)):
+        for _ in range(max(self.sweep.warmup, 1)):
             self._call()
-        dist.barrier(self._everyone)
+        dist.barrier(self.everyone)
         times = [time.perf_counter()]
-        for _ in range(self._sweep.iterations):
+        for _ in range(self.sweep.iterations):
             self._call()
             times.append(time.perf_counter())
-        dist.barrier(self._everyone)
+        dist.barrier(self.everyone)
         wrong = 0
-        if self._sweep.check:
+        if self.sweep.check:
             expected = self._expected() if self._takes_part else None
             self._reset()
-            dist.barrier(self._everyone)
+            dist.barrier(self.everyone)
             self._call()
             wrong = self._wrong(expected)
         return [end - start for start, end in pairwise(times)], wrong
@@ -97,14 +94,14 @@ class Trial:
             gives = self._rank == self._collective.root
         elements = len(self._output) if self._in_place else self._layout.input_elements(self._rank)
         data = torch.empty(elements if gives else 0, dtype=self._dtype)
-        reduction = self._sweep.reduction if kind.reduces else None
+        reduction = self.sweep.reduction if kind.reduces else None
         for start, values in sample_data(
             self._collective,
             self._rank,
             len(data),
-            dtype=self._sweep.dtype,
+            dtype=self.sweep.dtype,
             reduction=reduction,
-            seed=self._sweep.seed,
+            seed=self.sweep.seed,
         ):
             data[start : start + len(values)] = torch.from_numpy(values).to(self._dtype)
         return data
@@ -112,11 +109,11 @@ class Trial:
     def _expected(self) -> Tensor | None:
         if self._collective.kind is Kind.CUSTOM:
             return self._expected_blocks()
-        reduction = self._sweep.reduction
+        reduction = self.sweep.reduction
         # gloo cannot average integers.
         by_hand = reduction is Reduction.AVG and not self._dtype.is_floating_point
         op = OPS[Reduction.SUM if by_hand else reduction]
-        output = by_torch(self._collective, self._members, self._pattern, len(self._output), op)
+        output = by_torch(self._collective, self.members, self._pattern, len(self._output), op)
         if by_hand and self._collective.kind.reduces and output is not None:
             output.div_(len(self._collective.ranks), rounding_mode="trunc")
         return output
@@ -130,10 +127,10 @@ class Trial:
                 values = sample_values(
                     min(demand.sources),
                     block,
-                    dtype=self._sweep.dtype,
+                    dtype=self.sweep.dtype,
                     reduction=None,
                     ranks=len(self._collective.ranks),
-                    seed=self._sweep.seed,
+                    seed=self.sweep.seed,
                     start=index * block,
                 )
                 output[index * block :][:block] = torch.from_numpy(values).to(self._dtype)
@@ -147,12 +144,12 @@ class Trial:
     def _call(self) -> None:
         gets = self._layout.output_elements(self._rank) or self._in_place
         gives = self._layout.input_elements(self._rank)
-        self._executor.run(
-            self._count,
+        self.executor.run(
+            self.count,
             self._dtype,
             given=self._given if gives else None,
             output=self._output if gets else None,
-            op=OPS[self._sweep.reduction],
+            op=OPS[self.sweep.reduction],
         )
 
     def _wrong(self, expected: Tensor | None) -> int:

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -77,9 +77,19 @@ def _run_or_note(
     timeout_s: float,
     says: Connection[Row, Row],
 ) -> None:
+    """One rank, from beginning to end."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        _run_rank(folder, sweeps, rank, world, timeout_s, says.send if rank == 0 else None)
+        torch.set_num_threads(1)
+        store = FileStore(str(folder / "store"), world)
+        timeout = timedelta(seconds=timeout_s)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+        groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        for number, sweep in enumerate(sweeps):
+            own, on_row = PrefixStore(str(number), store), None if rank else says.send
+            run_sweep(sweep, own, timeout_s=timeout_s, on_row=on_row, groups=groups)
+        dist.barrier()
+        dist.destroy_process_group()
     except BaseException as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         _note_failure(folder, reason if isinstance(error, ExecutionError) else f"rank {rank}: {reason}")
@@ -98,24 +108,3 @@ def _note_failure(folder: Path, reason: str) -> None:
     """Keep the first reason only: later ones are mostly its consequences."""
     with contextlib.suppress(FileExistsError), (folder / FAILURE_FILE).open("x", encoding="utf-8") as file:
         file.write(reason)
-
-
-def _run_rank(
-    folder: Path,
-    sweeps: Sequence[Sweep],
-    rank: int,
-    world: int,
-    timeout_s: float,
-    on_row: Callable[[Row], None] | None,
-) -> None:
-    torch.set_num_threads(1)
-    store = FileStore(str(folder / "store"), world)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s)
-    )
-    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    for number, sweep in enumerate(sweeps):
-        own = PrefixStore(str(number), store)
-        run_sweep(sweep, own, timeout_s=timeout_s, on_row=on_row, groups=groups)
-    dist.barrier()
-    dist.destroy_process_group()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations, permutations
@@ -19,6 +19,7 @@ from arborcast.backends.probe.measurements import Flow, Measurements, Spread
 from arborcast.backends.probe.prediction import Predictor, agrees, fair_rates, ratio
 from arborcast.backends.probe.shape import Groups, ProbedShape, build, capacity, clustered, rounded
 from arborcast.synth.topology import Link, Topology
+from arborcast.topologies.builders import joined
 
 ALIKE = 0.06
 """Rates and latencies that differ by less are made equal."""
@@ -273,20 +274,20 @@ def partitions(measured: Measurements, *, explained: float) -> list[Groups]:
     ranks = measured.ranks
     pairs = list(combinations(range(ranks), 2))
     found: list[Groups] = [
-        _components(ranks, [pair for pair in pairs if measured.hosts[pair[0]] == measured.hosts[pair[1]]])
+        _groups(ranks, [pair for pair in pairs if measured.hosts[pair[0]] == measured.hosts[pair[1]]])
     ]
     slower = [
         min(measured.solo[a, b], measured.solo[b, a], key=lambda spread: spread.median) for a, b in pairs
     ]
     levels = dict(zip(pairs, clustered(slower, alike=explained), strict=True))
     for level in sorted(set(levels.values())):
-        found.append(_components(ranks, [pair for pair in pairs if levels[pair] >= level]))
+        found.append(_groups(ranks, [pair for pair in pairs if levels[pair] >= level]))
     times = dict(
         zip(pairs, clustered([measured.latency_us[pair] for pair in pairs], alike=explained), strict=True)
     )
     for time in sorted(set(times.values())):
-        found.append(_components(ranks, [pair for pair in pairs if times[pair] <= time]))
-    found.append(_components(ranks, list(_same_side(measured, explained=explained))))
+        found.append(_groups(ranks, [pair for pair in pairs if times[pair] <= time]))
+    found.append(_groups(ranks, _same_side(measured, explained=explained)))
     return [groups for groups in dict.fromkeys(found) if 1 < len(groups) < ranks]
 
 
@@ -303,9 +304,5 @@ def _same_side(measured: Measurements, *, explained: float) -> Iterator[Flow]:
             yield b, d
 
 
-def _components(ranks: int, edges: list[Flow]) -> Groups:
-    group = list(range(ranks))
-    for first, second in edges:
-        kept, gone = sorted((group[first], group[second]))
-        group = [kept if of == gone else of for of in group]
-    return tuple(tuple(rank for rank in range(ranks) if group[rank] == label) for label in sorted(set(group)))
+def _groups(ranks: int, pairs: Iterable[Flow]) -> Groups:
+    return tuple(joined(ranks, pairs))

@@ -33,16 +33,8 @@ LARGEST_LL = 256 << 10
 LEAST_RATE_KEPT = 0.97
 """Of a rate when shares are rounded to a power of two, so that usual sizes divide by the chunks."""
 
-_TESTS = {
-    Kind.BROADCAST: "broadcast_perf",
-    Kind.REDUCE: "reduce_perf",
-    Kind.ALLGATHER: "all_gather_perf",
-    Kind.REDUCE_SCATTER: "reduce_scatter_perf",
-    Kind.ALLREDUCE: "all_reduce_perf",
-    Kind.GATHER: "gather_perf",
-    Kind.SCATTER: "scatter_perf",
-    Kind.ALLTOALL: "alltoall_perf",
-}
+_TESTS = {Kind.ALLGATHER: "all_gather", Kind.ALLREDUCE: "all_reduce"}
+"""Which test of nccl-tests runs a kind, where it is not called as the kind is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +191,7 @@ def _readme(to: TableFolder, files: dict[str, GlobalProgram], missing: Sequence[
             root="" if root is None else f"\nIts root is rank {root}; {of_call}\n",
             of_root="" if root is None else f" --root {root}",
             missing=f"\nWhat does not fit {to.name} and is left to NCCL:\n\n{left_out}\n" if missing else "",
-            test=_TESTS[kind],
+            test=_TESTS.get(kind, kind.replace("-", "_")) + "_perf",
             commands=_executor_tests(files),
         )
     )

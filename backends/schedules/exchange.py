@@ -14,8 +14,8 @@ rank whose link has failed, or to which there is no cable, all go by a plan, whi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 
@@ -58,6 +58,7 @@ class Exchange:
     served: str
 
 
+@dataclass(eq=False)
 class Exchanges:
     """Those of one group on one fabric.
 
@@ -73,51 +74,45 @@ class Exchanges:
         may_plan: whether blocks may go by a plan, for which all sizes must be known.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        rank: int,
-        cut: PieceRule,
-        *,
-        is_known: bool,
-        gone: Iterable[Hop] = (),
-        lanes: CableLanes | None = None,
-    ) -> None:
-        self._topology = topology
-        self._rank = rank
-        self._cut = cut
-        self._is_known = is_known
-        self._lanes = lanes
-        self._gone = frozenset(gone)
-        self.may_plan = is_known or bool(self._gone)
+    topology: Topology
+    rank: int
+    cut: PieceRule
+    _: KW_ONLY
+    is_known: bool
+    gone: Collection[Hop] = ()
+    lanes: CableLanes | None = None
+
+    def __post_init__(self) -> None:
+        """Keep what serves the last calls."""
+        self.may_plan = self.is_known or bool(self.gone)
         self.of = lru_cache(EXCHANGES_KEPT)(self._of)
         self.straight = lru_cache(EXCHANGES_KEPT)(self._straight)
 
     @cached_property
     def _planner(self) -> AlltoallvPlanner:
-        return AlltoallvPlanner(self._topology)
+        return AlltoallvPlanner(self.topology)
 
     def _of(self, sizes: Sizes) -> Exchange:
         """What serves an alltoall of these sizes; the last ones are kept, as `of`."""
-        if self._must_go_round(sizes) or (self._is_known and self._pays(sizes)):
+        if self._must_go_round(sizes) or (self.is_known and self._pays(sizes)):
             schedule = self._planner.plan(sizes).schedule()
             count = schedule.collective.mean_bytes
-            pieces = self._cut.pieces(schedule, count)
-            program = lower_rank(schedule, self._rank, count, pieces=pieces)
+            pieces = self.cut.pieces(schedule, count)
+            program = lower_rank(schedule, self.rank, count, pieces=pieces)
             key = digest_of(schedule) + pieces.to_bytes(8, "little")
-            graph = compile_graph(program, lanes=self._lanes)
+            graph = compile_graph(program, lanes=self.lanes)
             return Exchange(graph, hashlib.sha256(key).digest()[:8], PLANNED)
-        exchange = self._straight(sizes[self._rank], tuple(row[self._rank] for row in sizes))
+        exchange = self._straight(sizes[self.rank], tuple(row[self.rank] for row in sizes))
         return replace(exchange, digest=hashlib.sha256(repr(sizes).encode()).digest()[:8])
 
     def _straight(self, sent: tuple[int, ...], expected: tuple[int, ...]) -> Exchange:
         """Every block straight to its rank; the last ones are kept, as `straight`."""
-        program = pairwise(sent, expected, self._rank)
-        return Exchange(compile_graph(program, lanes=self._lanes), bytes(8), PAIRWISE)
+        program = pairwise(sent, expected, self.rank)
+        return Exchange(compile_graph(program, lanes=self.lanes), bytes(8), PAIRWISE)
 
     def _must_go_round(self, sizes: Sizes) -> bool:
         """Whether a block cannot go straight, and there are other ways."""
-        if not any(sizes[a][b] or sizes[b][a] for a, b in self._gone):
+        if not any(sizes[a][b] or sizes[b][a] for a, b in self.gone):
             return False
         try:
             self._planner.outlook(sizes)
@@ -129,7 +124,7 @@ class Exchanges:
         """Whether a plan saves more than it costs, by the links' rates."""
         ranks = len(sizes)
         cost_us = Fraction(PLAN_US * ranks * ranks, 64)
-        slowest = min((link.bandwidth for link in self._topology.links), default=Fraction(0))
+        slowest = min((link.bandwidth for link in self.topology.links), default=Fraction(0))
         if sum(map(sum, sizes)) <= cost_us * 1000 * slowest:
             return False  # even all on one link would not take so long
         try:

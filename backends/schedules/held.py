@@ -16,7 +16,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -88,6 +88,7 @@ class _Change:
         return self.calls % ASK_EVERY == 0 or self.calls in ASK_FIRST
 
 
+@dataclass(eq=False)
 class Schedules:
     """What one rank knows of the group's schedules.
 
@@ -104,30 +105,20 @@ class Schedules:
         lanes: where several cables lead to one rank; None where nowhere.
     """
 
-    def __init__(
-        self,
-        fabric: Topology | Faulty,
-        options: Options,
-        store: Store,
-        network: Network,
-        engine: Engine,
-        cut: PieceRule,
-        joint: Callable[[Kind, int | None], JointPart | None] | None = None,
-        spare: Callable[[Kind, int | None], ScheduleTable | None] | None = None,
-        cores: int | None = None,
-        lanes: CableLanes | None = None,
-    ) -> None:
-        self.topology = left_of(fabric)
-        self._fabric = fabric
-        self._options = options
-        self._store = store
-        self._network = network
-        self._engine = engine
-        self._cut = cut
-        self._joint = joint
-        self._spare = spare
-        self._cores = cores
-        self._lanes = lanes
+    fabric: Topology | Faulty
+    options: Options
+    store: Store
+    network: Network
+    engine: Engine
+    cut: PieceRule
+    joint: Callable[[Kind, int | None], JointPart | None] | None = None
+    spare: Callable[[Kind, int | None], ScheduleTable | None] | None = None
+    cores: int | None = None
+    lanes: CableLanes | None = None
+
+    def __post_init__(self) -> None:
+        """Nothing is known yet; what is made is kept."""
+        self.topology = left_of(self.fabric)
         self._digest = hashlib.sha256(fabric_name(self.topology).encode()).digest()[:8]
         self._tables: dict[tuple[Kind, int], ScheduleTable | str] = {}
         self._changes: dict[tuple[Kind, int], _Change] = {}  # of simple tables, which serve for a time
@@ -161,8 +152,8 @@ class Schedules:
         table, change = self._tables.get(key), self._changes.get(key)
         if table is not None and (change is None or not (change.is_due() or waits)):
             return table
-        if self._network.size > 1:
-            self._engine.agree(replace(call, sequence=sequence(), schedule=self._digest))
+        if self.network.size > 1:
+            self.engine.agree(replace(call, sequence=sequence(), schedule=self._digest))
         if table is None:
             table = self._tables[key] = self._make(*key, waits=waits)
         elif change is not None:
@@ -188,11 +179,11 @@ class Schedules:
         """
         digest, entry, pieces = self._cutting(kind, root, nbytes)
         graph = None
-        if self._lanes is None:  # which split messages by their length
+        if self.lanes is None:  # which split messages by their length
             graph = self._template(kind, root, entry.from_bytes, pieces).at(count)
         if graph is None:
-            program = lower_rank(entry.schedule, self._network.rank, count, pieces=pieces)
-            graph = compile_graph(program, lanes=self._lanes)
+            program = lower_rank(entry.schedule, self.network.rank, count, pieces=pieces)
+            graph = compile_graph(program, lanes=self.lanes)
         return digest, graph
 
     def _grouped(
@@ -200,7 +191,7 @@ class Schedules:
     ) -> tuple[bytes, tuple[Program, tuple[MessageGroup, ...]]]:
         """What `groups` gives and keeps: the same as a program whose messages go in groups."""
         digest, entry, pieces = self._cutting(kind, root, nbytes)
-        program = lower_rank(entry.schedule, self._network.rank, count, pieces=pieces, grouped=True)
+        program = lower_rank(entry.schedule, self.network.rank, count, pieces=pieces, grouped=True)
         return digest, (program, groups_of(program))
 
     def _cutting(self, kind: Kind, root: int, nbytes: int) -> tuple[bytes, TableEntry, int]:
@@ -208,51 +199,52 @@ class Schedules:
         table = self._tables[kind, root]
         assert isinstance(table, ScheduleTable), "the caller has looked"
         entry = table.at(nbytes)
-        return _digest(table, entry), entry, self._cut.pieces(entry.schedule, nbytes)
+        return _digest(table, entry), entry, self.cut.pieces(entry.schedule, nbytes)
 
     def _made_ready(self, kind: Kind, root: int, from_bytes: int, pieces: int) -> GraphTemplate:
         """What `_template` keeps for all lengths that an entry of a table serves with so many pieces."""
         table = self._tables[kind, root]
         assert isinstance(table, ScheduleTable), "the caller has looked"
-        return GraphTemplate.of(table.at(from_bytes).schedule, self._network.rank, pieces)
+        return GraphTemplate.of(table.at(from_bytes).schedule, self.network.rank, pieces)
 
     def _make(self, kind: Kind, root: int, *, waits: bool) -> ScheduleTable | str:
-        if self._network.size == 1:
+        if self.network.size == 1:
             return "a group of one rank"
         if (spare := self._spare_table(kind, root, waits)) is not None:
             return spare
         try:
             table = self._shared(f"table/{kind}/{root}", lambda: self._first(kind, root, waits))
         except (InfeasibleError, TimedOutError, InputError) as error:
-            if isinstance(error, InputError) and self._options.method == "auto":
+            if isinstance(error, InputError) and self.options.method == "auto":
                 raise
             # A method that was asked for need not be one for every collective.
-            if self._network.rank == 0:
+            if self.network.rank == 0:
                 log.warning("%s on %s: gloo serves it: %s", kind, self.topology.name, error)
             return str(error)
         assert table is not None, "rank 0 gives a table or an error"
         if is_simple(table):
             self._changes.setdefault((kind, root), _Change())
-        elif self._network.rank == 0:
+        elif self.network.rank == 0:
             log.info("%s", table.summary())
         return table
 
     def _spare_table(self, kind: Kind, root: int, waits: bool) -> ScheduleTable | None:
         """The table made before links failed, which every rank has; others are looked for behind it."""
-        if self._spare is None or waits or not self._is_at_once:
+        if self.spare is None or waits or not self._is_at_once:
             return None
         of = root if root >= 0 else None
-        table = self._spare(kind, of)
+        table = self.spare(kind, of)
         if table is not None:
-            self._connect(table.peers(self._network.rank), f"table/{kind}/{root}")
-            found = self._begin(kind, of) if self._network.rank == 0 else None
+            with self._giving_up(f"table/{kind}/{root}"):
+                self.network.connect(table.peers(self.network.rank))
+            found = self._begin(kind, of) if self.network.rank == 0 else None
             self._changes[kind, root] = _Change(found=found)
         return table
 
     @property
     def _is_at_once(self) -> bool:
         """Whether another table may serve while one is looked for."""
-        options = self._options
+        options = self.options
         return options.method == "auto" and options.start == "at once"
 
     def _changed(self, kind: Kind, root: int, change: _Change, *, waits: bool) -> ScheduleTable:
@@ -268,64 +260,62 @@ class Schedules:
         self._tables[key] = table
         for kept in (self.graph, self.groups, self._template):
             kept.cache_clear()
-        if self._network.rank == 0 and not is_simple(table):
+        if self.network.rank == 0 and not is_simple(table):
             log.info("%s, from this call on", table.summary())
         return table
 
     def _shared(self, key: str, make: Callable[[], ScheduleTable | None]) -> ScheduleTable | None:
         """What rank 0 makes, and the connections that it needs."""
-        rank = self._network.rank
-        wait_s = self._options.deadline_s + KERNELS_S + 60
+        rank = self.network.rank
+        wait_s = self.options.deadline_s + KERNELS_S + 60
         if rank:
             self._wait_for(key, wait_s)
-        try:
-            alike = self._options.bits == "alike"
-            table = share_table(self._store, key, rank, make, timeout_s=wait_s, alike=alike)
-        except ExecutionError as error:
-            self._engine.give_up(f"rank {rank}: schedules ({key}): {error}")
-            raise
-        if table is not None:
-            self._connect(table.peers(rank), key)
+        with self._giving_up(key):
+            alike = self.options.bits == "alike"
+            table = share_table(self.store, key, rank, make, timeout_s=wait_s, alike=alike)
+            if table is not None:
+                self.network.connect(table.peers(rank))
         return table
 
-    def _connect(self, peers: Collection[int], key: str) -> None:
-        """Connect as a table needs it; who cannot gives up."""
+    @contextlib.contextmanager
+    def _giving_up(self, key: str) -> Iterator[None]:
+        """Who cannot have a table, or connect as it needs it, gives up."""
         try:
-            self._network.connect(peers)
+            yield
         except ExecutionError as error:
-            self._engine.give_up(f"rank {self._network.rank}: schedules ({key}): {error}")
+            self.engine.give_up(f"rank {self.network.rank}: schedules ({key}): {error}")
             raise
 
     def _first(self, kind: Kind, root: int, waits: bool) -> ScheduleTable:
         """On rank 0: the table; a simple one where it has to be looked for, which begins."""
         of = root if root >= 0 else None
-        part = None if self._joint is None else self._joint(kind, of)
+        part = None if self.joint is None else self.joint(kind, of)
         if part is not None:
-            return given_table(part, self._options)
+            return given_table(part, self.options)
         if self._is_at_once and not waits:
-            table = kept_table(self._fabric, kind, of, self._options, self._cores)
+            table = kept_table(self.fabric, kind, of, self.options, self.cores)
             if table is not None:
                 return table
             table = simple_table(self.topology, Collective.on(self.topology, kind, root=of or 0))
             if table is not None:
                 _say_once(
                     f"{kind} on {self.topology.name}: no schedules are kept; a simple one serves while they "
-                    f"are found (up to {self._options.deadline_s:g} s)"
+                    f"are found (up to {self.options.deadline_s:g} s)"
                 )
                 self._changes[kind, root] = _Change(found=self._begin(kind, of))
                 return table
-        return synthesize_table(self._fabric, kind, of, self._options, self._cores)
+        return synthesize_table(self.fabric, kind, of, self.options, self.cores)
 
     def _begin(self, kind: Kind, of: int | None) -> Future[ScheduleTable]:
         """On rank 0: the table, looked for behind the calls."""
-        return behind(lambda: synthesize_table(self._fabric, kind, of, self._options, self._cores))
+        return behind(lambda: synthesize_table(self.fabric, kind, of, self.options, self.cores))
 
     def _later(self, key: tuple[Kind, int], waits: bool) -> ScheduleTable | None:
         """On rank 0: the table found behind the calls, the simple one where none was; None for not yet."""
         found, table = self._changes[key].found, self._tables[key]
         assert found is not None and isinstance(table, ScheduleTable), "rank 0 looks for it"
         # No longer than the others wait for an answer: much may stand before it in the line.
-        wait([found], self._options.deadline_s + KERNELS_S if waits else 0)
+        wait([found], self.options.deadline_s + KERNELS_S if waits else 0)
         if not found.done():
             return None
         try:
@@ -341,12 +331,12 @@ class Schedules:
         def is_over() -> bool:
             nonlocal is_said
             with contextlib.suppress(RuntimeError):  # the store went with its rank; the channels know more
-                is_said = is_said or bool(self._store.check([key]))
+                is_said = is_said or bool(self.store.check([key]))
             return is_said or time.monotonic() >= until
 
         while not is_said and time.monotonic() < end:
             until = time.monotonic() + pause_s
-            self._engine.wait_external(is_over, look_every_s=pause_s, needed=0)
+            self.engine.wait_external(is_over, look_every_s=pause_s, needed=0)
             pause_s = min(2 * pause_s, SELDOM_S)
 
 

@@ -11,8 +11,8 @@ between one rank and the root goes by one way of the root's tree, which is thinn
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
@@ -25,6 +25,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.selection import Choice
 from arborcast.synth.topology import Topology
+from arborcast.synth.tree import Tree, TreeEdge
 from arborcast.synth.verification.verifier import verify
 
 SIMPLE = "shortest-ways"
@@ -35,27 +36,6 @@ MOST_TRANSFERS = 1 << 16
 
 MOST_TREES = 16
 """Of an allreduce: more would only be more messages."""
-
-
-@dataclass(frozen=True)
-class _DistanceTree:
-    """How one rank reaches all others: the rank before each, and how many steps away each is."""
-
-    before: Mapping[int, int]
-    depth: Mapping[int, int]
-
-    @property
-    def height(self) -> int:
-        return max(self.depth.values())
-
-    def towards(self, end: int | None) -> _DistanceTree:
-        """What of it leads to one rank; all of it for None."""
-        if end is None:
-            return self
-        way = [end]
-        while way[-1] in self.before:
-            way.append(self.before[way[-1]])
-        return _DistanceTree({it: self.before[it] for it in way[:-1]}, {it: self.depth[it] for it in way})
 
 
 def is_simple(table: ScheduleTable) -> bool:
@@ -81,8 +61,8 @@ def simple_table(topology: Topology, collective: Collective) -> ScheduleTable | 
     ways = _thinned(straight_ways(topology), ranks) if ends[0] is None else straight_ways(topology)
     is_in = kind.reduces or kind is Kind.GATHER
     is_out = kind not in {Kind.REDUCE_SCATTER, Kind.REDUCE, Kind.GATHER}
-    towards = _trees([(dst, src) for src, dst in ways], owners, ranks) if is_in else {}
-    away = _trees(list(ways), owners, ranks) if is_out else {}
+    towards = _trees({pair[::-1]: way for pair, way in ways.items()}, owners, ranks) if is_in else {}
+    away = _trees(ways, owners, ranks) if is_out else {}
     if towards is None or away is None:
         return None
     chunks: list[Chunk] = []
@@ -94,11 +74,11 @@ def simple_table(topology: Topology, collective: Collective) -> ScheduleTable | 
         else:
             chunks.append(Chunk(Fraction(1, ranks), *((end, owner) if is_in else (owner, end))))
         if owner in towards:
-            tree = towards[owner].towards(end)
+            tree = _part(towards[owner], end)
             step = tree.height
-            transfers += _up(tree, number, ways, reduce=kind.reduces)
+            transfers += _up(tree, number, reduce=kind.reduces)
         if owner in away:
-            transfers += _down(away[owner].towards(end), number, step, ways)
+            transfers += _down(_part(away[owner], end), number, step)
     bound = _bound(topology, collective)
     if bound is None:
         return None
@@ -137,48 +117,56 @@ def _thinned(ways: Ways, ranks: int) -> Ways:
     }
 
 
-def _trees(
-    pairs: Sequence[tuple[int, int]], owners: Sequence[int], ranks: int
-) -> dict[int, _DistanceTree] | None:
-    """A tree of shortest ways from each owner; None where it does not reach all.
+def _trees(ways: Ways, owners: Sequence[int], ranks: int) -> dict[int, Tree] | None:
+    """A tree of shortest ways from each owner, whose weights say nothing; None where it does not reach all.
 
     Neighbours come in the order of their distance in the circle, so that the trees of a full mesh are turned
     copies of each other and load all ranks alike.
     """
     after: dict[int, list[int]] = {rank: [] for rank in range(ranks)}
-    for src, dst in pairs:
+    for src, dst in ways:
         after[src].append(dst)
     for src, others in after.items():
         others.sort(key=lambda dst, src=src: (dst - src) % ranks)  # type: ignore[misc]
     found = {}
     for owner in owners:
-        before: dict[int, int] = {}
-        depth = {owner: 0}
+        edges, known = list[TreeEdge](), {owner}
         reached = [owner]
         for src in reached:  # grows meanwhile
-            for dst in after[src]:
-                if dst not in depth:
-                    before[dst], depth[dst] = src, depth[src] + 1
-                    reached.append(dst)
-        if len(depth) < ranks:
+            new = [dst for dst in after[src] if dst not in known]
+            edges += (TreeEdge(src, dst, ways[src, dst]) for dst in new)
+            known.update(new)
+            reached += new
+        if len(reached) < ranks:
             return None
-        found[owner] = _DistanceTree(before, depth)
+        found[owner] = Tree(owner, Fraction(1), tuple(edges))
     return found
 
 
-def _up(tree: _DistanceTree, chunk: int, ways: Ways, *, reduce: bool) -> list[Transfer]:
-    """Towards the owner: who is far away sends first. The tree's pairs are those of `ways` reversed."""
+def _part(tree: Tree, end: int | None) -> Tree:
+    """What of a tree leads to one rank; all of it for None."""
+    into = {edge.child: edge for edge in tree.edges}
+    way: list[TreeEdge] = []
+    while end in into:
+        way.append(into[end])
+        end = way[-1].parent
+    return replace(tree, edges=tuple(way[::-1])) if way else tree
+
+
+def _up(tree: Tree, chunk: int, *, reduce: bool) -> list[Transfer]:
+    """Towards the owner: who is far away sends first. The edges are turned round."""
+    depth, height = tree.depth, tree.height
     return [
-        Transfer(chunk, rank, into, tree.height - tree.depth[rank], reduce=reduce, via=ways[rank, into])
-        for rank, into in tree.before.items()
+        Transfer(chunk, it.child, it.parent, height - depth[it.child], reduce=reduce, via=it.via)
+        for it in tree.edges
     ]
 
 
-def _down(tree: _DistanceTree, chunk: int, first_step: int, ways: Ways) -> list[Transfer]:
+def _down(tree: Tree, chunk: int, first_step: int) -> list[Transfer]:
     """Copies from the owner."""
+    depth = tree.depth
     return [
-        Transfer(chunk, of, rank, first_step + tree.depth[of], via=ways[of, rank])
-        for rank, of in tree.before.items()
+        Transfer(chunk, it.parent, it.child, first_step + depth[it.parent], via=it.via) for it in tree.edges
     ]
 
 

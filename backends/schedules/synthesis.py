@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.additions import adds_alike
@@ -82,7 +83,12 @@ def synthesize_table(
     kept = kept_table(fabric, kind, root, options, cores)
     if kept is not None:
         return kept
-    table = _made(fabric, collective, options, cores)
+    what = f"{kind} on {topology.name}"
+    wanted = SolveOptions(deadline_s=options.deadline_s * COMPARED_PART, cache=options.cache)
+    asked = tables, fabric, collective, options.method, wanted, cores, options.bits
+    told = f"looking for schedules of {what}, for up to {options.deadline_s:g} s; they are kept"
+    late = f"{what}: there was no schedule within {options.deadline_s:g} s"
+    table = _by_child("synthesis", what, options.deadline_s, told, late, *asked)
     if options.cache:
         folder = ChunkCache(cache_folder() / "tables")
         # What a deadline cut short is kept for that deadline alone: more time may give more.
@@ -159,48 +165,69 @@ def given_table(part: JointPart, options: Options) -> ScheduleTable:
     table = _kept(kept, key, part.topology, part.collective, options) if options.cache else None
     if table is None:
         what = f"{part.collective.kind} on {part.topology.name}"
-        worker = Worker(memory_bytes=None, modules=(__name__,))
-        try:
-            _warm(worker, what)
-            worker.start(what, verified_table, part, options.bits)
-            if not wait([worker], Deadline.after(options.deadline_s)):
-                raise TimedOutError(f"{what}: it was not verified within {options.deadline_s:g} s")
-            table = worker.result()
-        except WorkerDiedError as error:
-            raise ExecutionError(f"verification of {error}") from error
-        finally:
-            worker.kill()
+        told = f"verifying the schedule of {what}"
+        late = f"{what}: it was not verified within {options.deadline_s:g} s"
+        asked = verified_tables, part, options.bits
+        table = _by_child("verification", what, options.deadline_s, told, late, *asked)
         if options.cache:
             kept.put_json(key, table.to_bytes().decode())
     return table
 
 
-def verified_table(part: JointPart, bits: str) -> ScheduleTable:
-    """In the child: a given schedule with a bound of its own."""
+def verified_tables(part: JointPart, bits: str) -> Iterator[ScheduleTable]:
+    """In the child: the one table of a given schedule with a bound of its own."""
     from arborcast.synth.bounds import bound
 
     limit = bound(part.topology, part.collective)
     made = Schedule.build(
         part.topology, part.collective, part.method, limit, part.chunks, part.transfers, part.rounds
     )
-    return _checked((Choice(0, made),), bits, is_cut_short=False)
+    yield _checked((Choice(0, made),), bits, is_cut_short=False)
 
 
-def _made(
-    fabric: Topology | Faulty, collective: Collective, options: Options, cores: int | None
+def _by_child(
+    work: str,
+    what: str,
+    deadline_s: float,
+    told: str,
+    late: str,
+    make: Callable[..., Iterator[ScheduleTable]],
+    *asked: Any,
 ) -> ScheduleTable:
-    """The table out of a child process."""
-    what = f"{collective.kind} on {left_of(fabric).name}"
+    """The table that a child makes; the first one alone where no more was done by the deadline.
+
+    Args:
+        work: what it does, for errors.
+        what: for which collective.
+        deadline_s: for it.
+        told: the notice, where it takes long.
+        late: the error, where there is none by the deadline.
+        make: yields the first table, and the whole one if the first was cut short.
+        asked: its arguments.
+    """
     worker = Worker(memory_bytes=None, modules=(__name__,))
     try:
         _warm(worker, what)
-        return _by(worker, what, fabric, collective, options, cores)
+        deadline = Deadline.after(deadline_s)
+        with _notice(told):
+            worker.start(what, next_answer, make, *asked)
+            if not wait([worker], deadline):
+                raise TimedOutError(late)
+            try:
+                first: ScheduleTable = worker.result()
+            except TimedOutError as error:  # it speaks of the part of the deadline that it was given
+                raise TimedOutError(late, error.best) from error
+            if not first.is_cut_short:
+                return first
+            worker.start(what, next_answer)
+            whole: ScheduleTable | None = worker.result() if wait([worker], deadline) else None
+            return first if whole is None else whole
     except (InputError, InfeasibleError, TimedOutError):
         raise
     except WorkerDiedError as error:
-        raise ExecutionError(f"synthesis of {error}") from error
+        raise ExecutionError(f"{work} of {error}") from error
     except Exception as error:
-        raise ExecutionError(f"synthesis of {what}: {type(error).__name__}: {error}") from error
+        raise ExecutionError(f"{work} of {what}: {type(error).__name__}: {error}") from error
     finally:
         worker.kill()
 
@@ -212,39 +239,6 @@ def _warm(worker: Worker, what: str) -> None:
         if not wait([worker], Deadline.after(KERNELS_S)):
             raise TimedOutError(f"{what}: the kernels were not compiled within {KERNELS_S:g} s")
     worker.result()
-
-
-def _by(
-    worker: Worker,
-    what: str,
-    fabric: Topology | Faulty,
-    collective: Collective,
-    options: Options,
-    cores: int | None,
-) -> ScheduleTable:
-    """The table that a child makes; the first schedule's alone where no more was done by the deadline."""
-    late = f"{what}: there was no schedule within {options.deadline_s:g} s"
-    deadline = Deadline.after(options.deadline_s)
-    wanted = SolveOptions(deadline_s=options.deadline_s * COMPARED_PART, cache=options.cache)
-    with _notice(f"looking for schedules of {what}, for up to {options.deadline_s:g} s; they are kept"):
-        asked = fabric, collective, options.method, wanted, cores, options.bits
-        worker.start(what, next_answer, tables, *asked)
-        if not wait([worker], deadline):
-            raise TimedOutError(late)
-        return _result(worker, what, late, deadline)
-
-
-def _result(worker: Worker, what: str, late: str, deadline: Deadline) -> ScheduleTable:
-    """The whole table of a child that has the first one, or else that one."""
-    try:
-        first: ScheduleTable = worker.result()
-    except TimedOutError as error:  # it speaks of the part of the deadline that it was given
-        raise TimedOutError(late, error.best) from error
-    if not first.is_cut_short:
-        return first
-    worker.start(what, next_answer)
-    whole: ScheduleTable | None = worker.result() if wait([worker], deadline) else None
-    return first if whole is None else whole
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from arborcast.backends.options import Options
 from arborcast.backends.schedules.combined import joint_part
 from arborcast.backends.schedules.group_fabric import fabric_for
 from arborcast.backends.schedules.schedule_table import describe
-from arborcast.backends.schedules.synthesis import verified_table
+from arborcast.backends.schedules.synthesis import verified_tables
 from arborcast.synth import verify
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
@@ -49,7 +49,7 @@ def test_each_group_has_its_part_whatever_the_order_of_its_ranks(joint: GroupSch
             part = joint_part(fabric, asked.kind, root)
             assert part is not None
             assert part.name.startswith(f"group {number} of ")
-            (entry,) = verified_table(part, "alike").entries
+            ((entry,),) = (table.entries for table in verified_tables(part, "alike"))
             assert entry.schedule.topology == fabric.topology
             assert entry.schedule.rate == group.schedule.rate
             assert verify(entry.schedule).correct

@@ -12,13 +12,11 @@ from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Topology
 from arborcast.topologies.builders import with_obvious_symmetries
-from arborcast.topologies.gpus import gpu_named
 from arborcast.topologies.machine import Machine
-from arborcast.topologies.readers.nccl.xml_gpus import Device, find_devices
+from arborcast.topologies.readers.nccl.xml_gpus import Device, NcclFile
 from arborcast.topologies.readers.nccl.xml_links import find_wiring, links_of, links_to_cpus
 from arborcast.topologies.readers.nccl.xml_nics import find_nics
 from arborcast.topologies.readers.nccl.xml_pcie import PcieTree, pcie_links
-from arborcast.topologies.readers.nccl.xml_tree import XmlTree
 from arborcast.topologies.readers.options import Said, reader
 from arborcast.topologies.readers.pcie_wanted import wants_pcie
 
@@ -58,30 +56,16 @@ def parse_nccl_xml(text: str, place: str, said: Said) -> Machine:
 
 def machine_of(root: Element, said: Said, name: str) -> Machine:
     """The machine of this name in a `system` element; see `parse_nccl_xml`."""
-    tree = XmlTree.of(root)
-    notes: list[str] = []
-    rates = said.rates
-    known = None if said.gpu is None else gpu_named(said.gpu)
-    devices = find_devices(tree, known, notes)
-    wiring = find_wiring(devices, known, pcie=bool(said.pcie), notes=notes)
-    links, switches = links_of(devices, wiring, rates)
+    file = NcclFile.of(root, said)
+    devices, notes = file.devices, file.notes
+    wiring = find_wiring(file)
+    links, switches = links_of(file, wiring)
     paths = PcieTree([], [], {})
     if wants_pcie(said, len(devices), links, _why_pcie(devices), notes):
-        first = len(devices) + len(switches)
-        coherent = links_to_cpus(devices, wiring, rates)
-        paths = pcie_links(
-            tree,
-            devices,
-            rates,
-            first=first,
-            between_sockets=said.between_sockets,
-            numa_per_socket=said.numa_per_socket,
-            coherent=coherent,
-            notes=notes,
-        )
+        paths = pcie_links(file, len(devices) + len(switches), links_to_cpus(file, wiring))
     if not links and not paths.links:
         raise TopologyError("shows neither NVLinks nor PCIe paths between its gpus")
-    nics = find_nics(tree, devices, paths.over, rates, notes)
+    nics = find_nics(file, paths.over)
     topology = Topology.build(name, len(devices), [*links, *paths.links], [*switches, *paths.names])
     return Machine(
         with_obvious_symmetries(topology),

@@ -23,7 +23,6 @@ Positive: TypeAlias = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 Bytes: TypeAlias = Annotated[int, Field(ge=0, le=1 << 64)]
 Numbers: TypeAlias = Annotated[list[Number], Field(max_length=MAX_LIST)]
 MemoryName: TypeAlias = Literal["i", "o", "s"]
-Carrier: TypeAlias = Literal["memory", "port"]
 ChannelType: TypeAlias = Literal["memory", "port", "switch"]
 
 

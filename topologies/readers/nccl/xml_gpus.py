@@ -20,12 +20,14 @@ from arborcast.topologies.gpus import (
     NVIDIA_ID,
     VENDORS,
     Gpu,
+    gpu_named,
     gpu_of_architecture,
     gpu_of_capability,
     gpu_of_device,
     others_like,
 )
 from arborcast.topologies.readers.nccl.xml_tree import XmlTree, bus_address, hexadecimal, whole
+from arborcast.topologies.readers.options import Said
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -78,11 +80,35 @@ class Device:
         return hexadecimal(self.slot, "device")
 
 
+@dataclass(frozen=True, slots=True)
+class NcclFile:
+    """A file while it is read.
+
+    Attributes:
+        tree: its elements.
+        said: what is said of it besides.
+        devices: its GPUs in the order of their ranks.
+        notes: what had to be assumed; more as more of it is read.
+    """
+
+    tree: XmlTree
+    said: Said
+    devices: list[Device]
+    notes: list[str]
+
+    @classmethod
+    def of(cls, root: Element, said: Said) -> NcclFile:
+        """That of a `system` element; errors as of `find_devices`."""
+        tree, notes = XmlTree.of(root), list[str]()
+        known = None if said.gpu is None else gpu_named(said.gpu)
+        return cls(tree, said, find_devices(tree, known, notes), notes)
+
+
 def find_devices(tree: XmlTree, known: Gpu | None, notes: list[str]) -> list[Device]:
     """The GPUs in the order of their ranks: by host, then by `dev`, where there is none by PCI address.
 
     Args:
-        tree: the file.
+        tree: of the file.
         known: what they are, where somebody says so.
         notes: gets what had to be assumed.
 

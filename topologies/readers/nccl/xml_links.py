@@ -16,10 +16,10 @@ from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Link, Switch, Vertex
 from arborcast.topologies.builders import assuming, cable, switch_that
-from arborcast.topologies.gpus import AMD, Gpu, nvswitch_for, others_like
+from arborcast.topologies.gpus import AMD, nvswitch_for, others_like
 from arborcast.topologies.rates import NOT_NVLINK, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
-from arborcast.topologies.readers.nccl.xml_gpus import Device
-from arborcast.topologies.readers.nccl.xml_tree import bus_address, whole
+from arborcast.topologies.readers.nccl.xml_gpus import Device, NcclFile
+from arborcast.topologies.readers.nccl.xml_tree import bus_address, some, whole
 from arborcast.topologies.wirings import links_of_board
 
 if TYPE_CHECKING:
@@ -55,23 +55,19 @@ class GpuWiring:
     assumed: str = ""
 
 
-def find_wiring(devices: Sequence[Device], known: Gpu | None, *, pcie: bool, notes: list[str]) -> GpuWiring:
+def find_wiring(file: NcclFile) -> GpuWiring:
     """The links that the file shows, or those of the board that a GPU is sold on only.
 
     The latter is assumed where the file holds the slots of GPUs alone, and where it shows no links at all and
-    somebody says which GPUs these are.
-
-    Args:
-        devices: the GPUs.
-        known: what they are, where somebody says so.
-        pcie: whether PCIe paths were asked for, so that nothing need be refused for missing links.
-        notes: gets what had to be assumed.
+    somebody says which GPUs these are. Where PCIe paths are asked for, nothing need be refused for missing
+    links.
 
     Raises:
         TopologyError: a wrong count, other links back than there, GPUs whose links would be a guess.
     """
+    devices, pcie = file.devices, file.said.pcie
     if any(device.links for device in devices):
-        return _shown(devices, notes)
+        return _shown(devices, file.notes)
     are_bare = devices[0].gpu is None
     # A dump names the PCI device: such a file shows all links that there are.
     unsure = [
@@ -79,7 +75,7 @@ def find_wiring(devices: Sequence[Device], known: Gpu | None, *, pcie: bool, not
         for device in devices
         if device.kind is not None and device.kind.board in _ALIKE and device.number is None
     ]
-    if are_bare or known is not None:
+    if are_bare or file.said.gpu is not None:
         if not pcie and all(device.kind is None for device in devices):
             raise TopologyError(
                 f"holds {len(devices)} slots of GPUs, neither which these are nor their NVLinks: gpu= (--gpu "
@@ -94,7 +90,7 @@ def find_wiring(devices: Sequence[Device], known: Gpu | None, *, pcie: bool, not
                 "a dump (NCCL_TOPO_DUMP_FILE) does, or lstopo's XML with nvidia-smi topo -m behind it; "
                 "pcie=True (--pcie) takes PCIe paths alone"
             )
-        return _boards(devices, notes)
+        return _boards(devices, file.notes)
     if unsure and not pcie:
         names = ", ".join([unsure[0].name, *others_like(unsure[0])])
         raise TopologyError(
@@ -132,9 +128,9 @@ def _shown(devices: Sequence[Device], notes: list[str]) -> GpuWiring:
         _check_total(device, total)
     _check_both_ways(devices, wiring)
     if to_itself:
-        notes.append(f"links of {_some(to_itself)} to itself are left out")
+        notes.append(f"links of {some(to_itself)} to itself are left out")
     if to_nothing:
-        notes.append(f"links to what the file does not hold are left out: {_some(to_nothing)}")
+        notes.append(f"links to what the file does not hold are left out: {some(to_nothing)}")
     notes += _counts_of_boards(devices, wiring)
     notes += _odd_counts(devices, wiring)
     return wiring
@@ -185,10 +181,6 @@ def _end(device: Device, link: Element, by_address: dict[tuple[int, str], Device
     return by_address.get((device.host, target), target)
 
 
-def _some(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
 def _check_total(device: Device, total: int) -> None:
     kind = device.kind
     if total and (kind is None or not kind.links):
@@ -235,7 +227,7 @@ def _odd_counts(devices: Sequence[Device], wiring: GpuWiring) -> Iterable[str]:
         and (count or not device.links)
     ]
     if fewer:
-        yield f"shows fewer NVLinks to a switch than others at {_some(fewer)}"
+        yield f"shows fewer NVLinks to a switch than others at {some(fewer)}"
 
 
 def _boards(devices: Sequence[Device], notes: list[str]) -> GpuWiring:
@@ -261,11 +253,12 @@ def _boards(devices: Sequence[Device], notes: list[str]) -> GpuWiring:
     return wiring
 
 
-def links_of(devices: Sequence[Device], wiring: GpuWiring, rates: Rates) -> tuple[list[Link], list[Switch]]:
+def links_of(file: NcclFile, wiring: GpuWiring) -> tuple[list[Link], list[Switch]]:
     """The links between GPUs, and those to the switches after them, with these.
 
     A switch can do what it can for each of its GPUs: NVLink SHARP takes all of them.
     """
+    devices, rates = file.devices, file.said.rates
     links: list[Link] = []
     for (src, dst), count in wiring.pairs.items():
         link = Link(src, dst, count * _rate(devices[src], rates), NVLINK_LATENCY_US)
@@ -294,14 +287,15 @@ def _rate(device: Device, rates: Rates) -> Fraction:
     return device.kind.rate(rates)
 
 
-def links_to_cpus(devices: Sequence[Device], wiring: GpuWiring, rates: Rates) -> dict[Vertex, Fraction]:
+def links_to_cpus(file: NcclFile, wiring: GpuWiring) -> dict[Vertex, Fraction]:
     """GB/s each way between a GPU and its CPU beside PCIe: NVLink-C2C, MI300A's, NVLinks of POWER.
 
     Raises:
         TopologyError: a wrong number.
     """
-    found = {vertex: count * _rate(devices[vertex], rates) for vertex, count in wiring.to_cpu.items()}
-    for device in devices:
+    rates = file.said.rates
+    found = {vertex: count * _rate(file.devices[vertex], rates) for vertex, count in wiring.to_cpu.items()}
+    for device in file.devices:
         for element in device.parts("c2c"):
             where = f"{device.where}: c2c"
             megabytes, count = whole(element, "bw", where), whole(element, "count", where)

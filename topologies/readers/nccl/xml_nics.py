@@ -13,10 +13,10 @@ from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Vertex
 from arborcast.topologies.gpus import GIGATRANSFERS
 from arborcast.topologies.machine import Nic
-from arborcast.topologies.rates import Rates, pcie_rate
-from arborcast.topologies.readers.nccl.xml_gpus import Device
+from arborcast.topologies.rates import pcie_rate
+from arborcast.topologies.readers.nccl.xml_gpus import Device, NcclFile
 from arborcast.topologies.readers.nccl.xml_pcie import link_speed, link_width
-from arborcast.topologies.readers.nccl.xml_tree import XmlTree, bus_address, printable, whole
+from arborcast.topologies.readers.nccl.xml_tree import XmlTree, bus_address, printable, some, whole
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -38,22 +38,18 @@ _BARE = (
 )
 
 
-def find_nics(
-    tree: XmlTree, devices: Sequence[Device], over: Mapping[int, Vertex], rates: Rates, notes: list[str]
-) -> tuple[Nic, ...]:
+def find_nics(file: NcclFile, over: Mapping[int, Vertex]) -> tuple[Nic, ...]:
     """Ports to networks, those of one host with one name counted once.
 
     Args:
-        tree: the file.
-        devices: its GPUs.
+        file: whose NICs may have the rates of their slots.
         over: see `PcieTree`; empty without PCIe links, where NICs hang on the GPUs nearest in the tree.
-        rates: for NICs whose rate is that of their slot.
-        notes: gets what had to be assumed.
 
     Raises:
         TopologyError: an odd speed, or more than fit into memory.
     """
-    near = _Nearest(tree, devices, over)
+    tree, rates = file.tree, file.said.rates
+    near = _Nearest(tree, file.devices, over)
     found: dict[tuple[int, str], Nic] = {}
     told: dict[str, list[str]] = {note: [] for _, note in (_SILENT, _TOO_FAST, _BARE)}
     assumed: dict[str, str] = {}
@@ -90,8 +86,8 @@ def find_nics(
         found[key] = nic
     for note, names in told.items():
         if names:
-            some = f"NIC {shorten(names[0])}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-            notes.append(f"{note.format(some)}; --nic of `synth cluster` says otherwise")
+            said = note.format(f"NIC {some([shorten(names[0]), *names[1:]])}")
+            file.notes.append(f"{said}; --nic of `synth cluster` says otherwise")
     return tuple(found.values())
 
 
@@ -120,10 +116,8 @@ class _Nearest:
                 inside[id(parent)] += inside[id(element)]
         self._tree = tree
         self._over = over
-        self._of_host: dict[int, list[Vertex]] = {}
-        for element in tree.order:
-            if element.tag == "cpu" and id(element) in over:
-                self._of_host.setdefault(tree.host(element), []).append(over[id(element)])
+        cpus = (element for element in tree.order if element.tag == "cpu" and id(element) in over)
+        self._of_host = {host: [over[id(it)] for it in own] for host, own in tree.by_host(cpus).items()}
         # The nearest element, it or above, that has GPUs inside.
         self._with_gpus: dict[int, Element | None] = {}
         for element in tree.order:

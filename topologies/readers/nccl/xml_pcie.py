@@ -17,8 +17,8 @@ from arborcast.topologies.builders import assuming, cable
 from arborcast.topologies.gpus import GIGATRANSFERS
 from arborcast.topologies.processors import Crossing, crossing
 from arborcast.topologies.rates import PCIE_HOP, PCIE_HOP_US, Rates, pcie_rate
-from arborcast.topologies.readers.nccl.xml_gpus import Device
-from arborcast.topologies.readers.nccl.xml_tree import XmlTree
+from arborcast.topologies.readers.nccl.xml_gpus import Device, NcclFile
+from arborcast.topologies.readers.nccl.xml_tree import some
 from arborcast.topologies.readers.sockets import sockets_of
 
 if TYPE_CHECKING:
@@ -42,34 +42,20 @@ class PcieTree:
     over: dict[int, Vertex]
 
 
-def pcie_links(
-    tree: XmlTree,
-    devices: Sequence[Device],
-    rates: Rates,
-    *,
-    first: Vertex,
-    between_sockets: Fraction | None,
-    numa_per_socket: int | None,
-    coherent: Mapping[Vertex, Fraction],
-    notes: list[str],
-) -> PcieTree:
+def pcie_links(file: NcclFile, first: Vertex, coherent: Mapping[Vertex, Fraction]) -> PcieTree:
     """The tree, without the vertices that only pass on the traffic of one link.
 
     Args:
-        tree: the file.
-        devices: its GPUs.
-        rates: how much of a slot's bits counts.
+        file: of which `numa_per_socket` means `cpu` elements, which are NUMA nodes.
         first: the number of the first switch.
-        between_sockets: GB/s each way between two CPUs; None for what `processors` says of their model.
-        numa_per_socket: `cpu` elements, which are NUMA nodes, of one CPU.
         coherent: GB/s each way from GPUs to their CPU beside PCIe.
-        notes: gets what had to be assumed.
 
     Raises:
         TopologyError: an odd speed or width, a GPU with devices behind it, too many CPUs.
     """
-    of_slot = {id(device.slot): device for device in devices}
-    speeds = _Speeds(rates, notes)
+    tree = file.tree
+    of_slot = {id(device.slot): device for device in file.devices}
+    speeds = _Speeds(file.said.rates, file.notes)
     # What reaches each element from below: the element on top there, and the GB/s of the way up to here.
     below: dict[int, list[tuple[Element, Fraction]]] = {}
     stands_for: dict[int, Element] = {}
@@ -101,43 +87,34 @@ def pcie_links(
             below.setdefault(id(parent), []).append((top, offered))
     speeds.tell()
     switches.reverse()
-    heads = _sockets(tree, switches, devices, numa_per_socket, notes)
+    heads = _sockets(file, switches)
     cables = [(child, heads.get(id(over), over), rate) for child, over, rate in cables]
     switches = [element for element in switches if heads.get(id(element), element) is element]
-    vertices = {id(device.slot): device.vertex for device in devices}
+    vertices = {id(device.slot): device.vertex for device in file.devices}
     vertices |= {id(element): first + index for index, element in enumerate(switches)}
     vertices |= {key: vertices[id(head)] for key, head in heads.items()}
-    found = PcieTree([], _names(tree, switches, devices), {})
+    found = PcieTree([], _names(file, switches), {})
     found.over = {key: vertices[id(top)] for key, top in stands_for.items()}
     for one, other, rate in cables:
         found.links += cable(vertices[id(one)], vertices[id(other)], rate, PCIE_HOP_US)
     found.links = assuming(found.links, rate=speeds.assumed)
-    found.links += _coherent(tree, devices, vertices, coherent)
+    found.links += _coherent(file, vertices, coherent)
     sockets = [element for element in switches if element.tag == "cpu"]
-    found.links += _between(tree, sockets, vertices, between_sockets, rates, notes)
+    found.links += _between(file, sockets, vertices)
     found.links = assuming(found.links, latency=PCIE_HOP)
     return found
 
 
-def _sockets(
-    tree: XmlTree,
-    switches: Sequence[Element],
-    devices: Sequence[Device],
-    stated: int | None,
-    notes: list[str],
-) -> dict[int, Element]:
+def _sockets(file: NcclFile, switches: Sequence[Element]) -> dict[int, Element]:
     """For each `cpu` element above GPUs, by its identity, the first one of its socket.
 
     Processors of Arm and MI300A are a NUMA node each. Nodes without a number are a socket each.
     """
-    apart = any(device.kind is not None and device.kind.name == "mi300a" for device in devices)
-    by_host: dict[int, list[Element]] = {}
-    for element in tree.order:
-        if element.tag == "cpu":
-            by_host.setdefault(tree.host(element), []).append(element)
+    tree, stated, notes = file.tree, file.said.numa_per_socket, file.notes
+    apart = any(device.kind is not None and device.kind.name == "mi300a" for device in file.devices)
     above = {id(element) for element in switches}
     heads: dict[int, Element] = {}
-    for cpus in by_host.values():
+    for cpus in tree.by_host(element for element in tree.order if element.tag == "cpu").values():
         numbers = {id(cpu): int(word) for cpu in cpus if (word := cpu.get("numaid", "")).isdecimal()}
         mine = [cpu for cpu in cpus if id(cpu) in above]
         is_own = apart or any(cpu.get("arch") == "arm64" for cpu in cpus)
@@ -154,27 +131,26 @@ def _sockets(
     return heads
 
 
-def _coherent(
-    tree: XmlTree, devices: Sequence[Device], vertices: Mapping[int, Vertex], rates: Mapping[Vertex, Fraction]
-) -> list[Link]:
+def _coherent(file: NcclFile, vertices: Mapping[int, Vertex], rates: Mapping[Vertex, Fraction]) -> list[Link]:
     """The links of GPUs to their CPUs beside PCIe."""
     if not rates:
         return []
     cpus: dict[int, Element | None] = {}
-    for element in tree.order:
-        parent = tree.parent(element)
+    for element in file.tree.order:
+        parent = file.tree.parent(element)
         cpus[id(element)] = element if element.tag == "cpu" else None if parent is None else cpus[id(parent)]
     links: list[Link] = []
-    for device in devices:
+    for device in file.devices:
         cpu = cpus[id(device.slot)]
         if device.vertex in rates and cpu is not None:
             links += cable(device.vertex, vertices[id(cpu)], rates[device.vertex], PCIE_HOP_US)
     return links
 
 
-def _names(tree: XmlTree, switches: Sequence[Element], devices: Sequence[Device]) -> list[str]:
+def _names(file: NcclFile, switches: Sequence[Element]) -> list[str]:
     """cpu0, cpu1, pcie0, ... in the order of the file, with the host in front where there are several."""
-    hosts = {tree.host(device.slot): device.host for device in devices}
+    tree = file.tree
+    hosts = {tree.host(device.slot): device.host for device in file.devices}
     counted: Counter[str] = Counter()
     names = []
     for element in switches:
@@ -186,20 +162,11 @@ def _names(tree: XmlTree, switches: Sequence[Element], devices: Sequence[Device]
     return names
 
 
-def _between(
-    tree: XmlTree,
-    sockets: Sequence[Element],
-    vertices: Mapping[int, Vertex],
-    stated: Fraction | None,
-    rates: Rates,
-    notes: list[str],
-) -> list[Link]:
-    by_host: dict[int, list[Element]] = {}
-    for socket in sockets:
-        by_host.setdefault(tree.host(socket), []).append(socket)
+def _between(file: NcclFile, sockets: Sequence[Element], vertices: Mapping[int, Vertex]) -> list[Link]:
+    stated, rates = file.said.between_sockets, file.said.rates
     links: list[Link] = []
     taken: dict[str, None] = {}
-    for here in by_host.values():
+    for here in file.tree.by_host(sockets).values():
         if len(here) > MAX_SOCKETS:
             raise TopologyError(f"must have at most {MAX_SOCKETS} cpus with gpus on a host, got {len(here)}")
         for one, other in combinations(here, 2):
@@ -209,7 +176,7 @@ def _between(
             links += assuming(both, rate=way.assumed)
             taken[way.note] = None
     if stated is None:
-        notes += taken
+        file.notes.extend(taken)
     return links
 
 
@@ -259,9 +226,9 @@ class _Speeds:
     def tell(self) -> None:
         """Note what was assumed."""
         if self._hidden:
-            more = f" and {len(self._hidden) - 1} more" if len(self._hidden) > 1 else ""
+            names = some([shorten(self._hidden[-1]), *self._hidden[:-1]])
             self._notes.append(
-                f"pci {shorten(self._hidden[-1])}{more} hides its speed or width, as virtual machines do: 16 "
+                f"pci {names} hides its speed or width, as virtual machines do: 16 "
                 "lanes of its GPU's generation, or what is below, are assumed; link_speed and link_width say "
                 "otherwise"
             )

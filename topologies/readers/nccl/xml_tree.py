@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,13 @@ class XmlTree:
         """The host it belongs to, counted from 0."""
         return self.hosts[id(element)]
 
+    def by_host(self, elements: Iterable[Element]) -> dict[int, list[Element]]:
+        """Some elements by their hosts."""
+        found: dict[int, list[Element]] = {}
+        for element in elements:
+            found.setdefault(self.host(element), []).append(element)
+        return found
+
 
 def whole(element: Element, attribute: str, where: str) -> int:
     """An attribute that must be a whole number.
@@ -74,6 +82,11 @@ def hexadecimal(element: Element, attribute: str) -> int | None:
     """An attribute such as vendor="0x10de"; None where it is missing or says nothing."""
     value = (element.get(attribute) or "").strip().lower()
     return int(value, 16) if re.fullmatch(r"0x[0-9a-f]{1,8}", value) else None
+
+
+def some(names: Sequence[str]) -> str:
+    """Names as notes have them: the first, and how many more."""
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def printable(text: str) -> str:
