@@ -6,23 +6,16 @@ import json
 import os
 import select
 import sys
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from arborcast import topologies
 from arborcast.bench.adapters import sccl
 from arborcast.bench.adapters.answer import CannotAskError
+from arborcast.bench.harness.processes import run
 from arborcast.synth.collective import Collective
 from tests.support.waiting import PATIENCE_S
-
-
-@pytest.fixture
-def bench() -> Any:
-    """A module of bench/ by its name."""
-    return lambda name: import_module(f"arborcast.bench.{name}")
 
 
 def test_its_dgx1_is_ours_renumbered() -> None:
@@ -61,14 +54,14 @@ def test_what_it_cannot_be_asked_is_refused(tmp_path: Path) -> None:
         sccl.arguments_of(ring, Collective.on(ring, "allgather", ranks=[0, 1, 2]), tmp_path)
 
 
-def test_children_end_with_the_process_that_is_stopped(bench: Any, tmp_path: Path) -> None:
+def test_children_end_with_the_process_that_is_stopped(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     child = f"import signal; file = open({str(pipe)!r}, 'w', 1); print('here', file=file); signal.pause()"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     for limit_s in (1, 4, 16, 64):  # until the child has come so far
-        assert bench("harness.processes").run([sys.executable, "-c", parent], limit_s).timed_out
+        assert run([sys.executable, "-c", parent], limit_s).timed_out
         if select.select([reading], [], [], 0)[0] and os.read(reading, 5):
             break
     else:
@@ -77,15 +70,3 @@ def test_children_end_with_the_process_that_is_stopped(bench: Any, tmp_path: Pat
     assert select.select([reading], [], [], PATIENCE_S)[0]
     assert os.read(reading, 1) == b""
     os.close(reading)
-
-
-def ours(points: list[list[int]], seconds: float = 2.0) -> dict[str, Any]:
-    facts = {
-        "proved": [True] * len(points),
-        "gaps": [0.0] * len(points),
-        "restrictions": [None] * len(points),
-        "complete": True,
-        "why_stopped": "drawn",
-    }
-    times = {"seconds": seconds, "cpu_seconds": seconds, "call_seconds": seconds / 2, "peak_MB": 90.0}
-    return {"points": points, **facts, **times}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -165,6 +165,22 @@ def test_forestcoll_is_asked_in_whole_capacities_and_not_about_other_collectives
 # --- SCCL -------------------------------------------------------------------------------------------------
 
 
+def sccl_answer(listed: list[dict[str, Any]], *steps: list[list[int]], chunks: int = 1) -> dict[str, Any]:
+    """Steps of one round each, of sends [address, source, target]."""
+    ranks = 1 + max(rank for chunk in listed for rank in (*chunk["pre"], *chunk["post"]))
+    return {
+        "msccl_type": "algorithm",
+        "instance": {"chunks": chunks},
+        "collective": {"name": "drawn", "nodes": ranks, "chunks": listed},
+        "steps": [{"rounds": 1, "sends": sends} for sends in steps],
+    }
+
+
+def gathered(ranks: int) -> list[dict[str, Any]]:
+    """The chunks of an allgather."""
+    return [{"pre": [rank], "post": list(range(ranks)), "addr": rank} for rank in range(ranks)]
+
+
 def ring_of_four() -> dict[str, Any]:
     """An allgather on a ring of four: to both neighbours, then what came from the left goes on to the right.
 
@@ -172,19 +188,7 @@ def ring_of_four() -> dict[str, Any]:
     step 1: 0 holds 3's and sends it to 1, and so on round the ring
     """
     first = [[rank, rank, other] for rank in range(4) for other in sorted({(rank + 1) % 4, (rank - 1) % 4})]
-    return {
-        "msccl_type": "algorithm",
-        "instance": {"chunks": 1},
-        "collective": {
-            "name": "drawn",
-            "nodes": 4,
-            "chunks": [{"pre": [rank], "post": [0, 1, 2, 3], "addr": rank} for rank in range(4)],
-        },
-        "steps": [
-            {"rounds": 1, "sends": first},
-            {"rounds": 1, "sends": [[3, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 0]]},
-        ],
-    }
+    return sccl_answer(gathered(4), first, [[3, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 0]])
 
 
 def test_an_address_of_no_chunk_is_told() -> None:
@@ -196,15 +200,9 @@ def test_an_address_of_no_chunk_is_told() -> None:
 
 def test_parts_of_an_address_follow_each_other() -> None:
     """A broadcast of two chunks on a ring of three from rank 1: chunk c first goes to rank 2 - 2c."""
-    found = {
-        "msccl_type": "algorithm",
-        "instance": {"chunks": 2},
-        "collective": {"name": "drawn", "nodes": 3, "chunks": [{"pre": [1], "post": [0, 1, 2], "addr": 0}]},
-        "steps": [
-            {"rounds": 1, "sends": [[0, 1, 2], [1, 1, 0]]},
-            {"rounds": 1, "sends": [[0, 2, 0], [1, 0, 2]]},
-        ],
-    }
+    found = sccl_answer(
+        [{"pre": [1], "post": [0, 1, 2], "addr": 0}], [[0, 1, 2], [1, 1, 0]], [[0, 2, 0], [1, 0, 2]], chunks=2
+    )
     algorithm = peers_sccl.read(found, asked("ring:3", "broadcast", root=1))
     assert [chunk.share for chunk in algorithm.schedule.chunks] == [Fraction(1, 2)] * 2
     assert verify(algorithm.schedule).correct
@@ -214,12 +212,7 @@ def test_sums_share_an_address_and_go_to_one_rank() -> None:
     """A reduce-scatter on a full mesh of three: everybody sends its part to whom it is for."""
     listed = [{"pre": [part], "post": [rank], "addr": rank} for rank in range(3) for part in range(3)]
     sends = [[to, source, to] for to in range(3) for source in range(3) if source != to]
-    found = {
-        "msccl_type": "algorithm",
-        "instance": {"chunks": 1},
-        "collective": {"name": "drawn", "nodes": 3, "chunks": listed},
-        "steps": [{"rounds": 1, "sends": sends}],
-    }
+    found = sccl_answer(listed, sends)
     algorithm = peers_sccl.read(found, asked("full:3", "reduce-scatter"))
     assert verify(algorithm.schedule).correct
     sends.append([0, 1, 0])  # what rank 1 has counts twice
@@ -229,13 +222,7 @@ def test_sums_share_an_address_and_go_to_one_rank() -> None:
 def test_blocks_that_stay_where_they_are_are_left_out() -> None:
     """A gather to rank 0, which idly sends its own block away."""
     listed = [{"pre": [rank], "post": [0], "addr": rank} for rank in range(3)]
-    steps = [{"rounds": 1, "sends": [[1, 1, 0], [2, 2, 0], [0, 0, 1]]}]
-    found = {
-        "msccl_type": "algorithm",
-        "instance": {"chunks": 1},
-        "collective": {"name": "drawn", "nodes": 3, "chunks": listed},
-        "steps": steps,
-    }
+    found = sccl_answer(listed, [[1, 1, 0], [2, 2, 0], [0, 0, 1]])
     algorithm = peers_sccl.read(found, asked("ring:3", "gather"))
     assert [(t.src, t.dst) for t in algorithm.schedule.transfers] == [(1, 0), (2, 0)]
     assert verify(algorithm.schedule).correct
@@ -243,13 +230,7 @@ def test_blocks_that_stay_where_they_are_are_left_out() -> None:
 
 def test_the_numbers_of_its_own_dgx1_become_ours() -> None:
     """Our rank 3 is its rank 1, our rank 7 its rank 5; both pairs are linked there and here."""
-    ranks = list(range(8))
-    found = {
-        "msccl_type": "algorithm",
-        "instance": {"chunks": 1},
-        "collective": {"name": "drawn", "nodes": 8, "chunks": [{"pre": [1], "post": ranks, "addr": 0}]},
-        "steps": [{"rounds": 1, "sends": [[0, 1, 5]]}],
-    }
+    found = sccl_answer([{"pre": [1], "post": list(range(8)), "addr": 0}], [[0, 1, 5]])
     algorithm = peers_sccl.read(found, asked("dgx1", "broadcast", root=3))
     (transfer,) = algorithm.schedule.transfers
     assert (algorithm.schedule.chunks[0].owner, transfer.src, transfer.dst) == (3, 3, 7)
@@ -325,7 +306,7 @@ def test_tacos_is_asked_in_GiB_and_only_what_it_knows(tmp_path: Path) -> None:  
 # --- Both peers that send in steps, at random -------------------------------------------------------------
 
 
-def flood(topology: Topology) -> list[list[tuple[int, int, int]]]:
+def flood(topology: Topology) -> list[list[list[int]]]:
     """In each step every link passes on what its end lacks: a greedy allgather, no chunk twice anywhere."""
     held = [{rank} for rank in range(topology.ranks)]
     steps = []
@@ -334,7 +315,7 @@ def flood(topology: Topology) -> list[list[tuple[int, int, int]]]:
         sends = []
         for link in topology.links:
             if useful := sorted(held[link.src] - held[link.dst] - coming[link.dst]):
-                sends.append((useful[0], link.src, link.dst))
+                sends.append([useful[0], link.src, link.dst])
                 coming[link.dst].add(useful[0])
         held = [has | new for has, new in zip(held, coming, strict=True)]
         steps.append(sends)
@@ -351,7 +332,7 @@ def unit_graphs() -> st.SearchStrategy[Topology]:
     return drawn_topologies(max_ranks=6, switches=0, symmetric=False).map(even)
 
 
-def as_tacos(steps: Iterable[Iterable[tuple[int, int, int]]]) -> str:
+def as_tacos(steps: Iterable[Iterable[Sequence[int]]]) -> str:
     lines = [
         f"send {chunk} {source} {target} {step * 0.3:.9f} {step * 0.3 + 0.3:.9f}"
         for step, sends in enumerate(steps)
@@ -360,31 +341,22 @@ def as_tacos(steps: Iterable[Iterable[tuple[int, int, int]]]) -> str:
     return "\n".join([*lines, "time_us 1", "call_seconds 0"])
 
 
-def as_sccl(steps: Iterable[Iterable[tuple[int, int, int]]], ranks: int) -> dict[str, Any]:
-    listed = [{"pre": [rank], "post": list(range(ranks)), "addr": rank} for rank in range(ranks)]
-    rounds = [{"rounds": 1, "sends": [list(send) for send in sends]} for sends in steps]
-    return {
-        "msccl_type": "algorithm",
-        "instance": {"chunks": 1},
-        "collective": {"name": "drawn", "nodes": ranks, "chunks": listed},
-        "steps": rounds,
-    }
-
-
 @given(unit_graphs(), st.data())
 def test_what_floods_a_graph_is_correct_and_no_send_of_it_may_be_missing(
     topology: Topology, data: st.DataObject
 ) -> None:
     question, steps = asked(topology), flood(topology)
     of_tacos = only(peers_tacos.read(as_tacos(steps), question, 1)).schedule
-    of_sccl = peers_sccl.read(as_sccl(steps, topology.ranks), question).schedule
+    of_sccl = peers_sccl.read(sccl_answer(gathered(topology.ranks), *steps), question).schedule
     assert of_tacos.transfers == of_sccl.transfers
     assert verify(of_tacos).correct
     assert verify(of_sccl).rate == Fraction(topology.ranks, len(steps))
     gone = data.draw(st.sampled_from([(step, send) for step, sends in enumerate(steps) for send in sends]))
     less = [[send for send in sends if (step, send) != gone] for step, sends in enumerate(steps)]
     assert not verify(only(peers_tacos.read(as_tacos(less), question, 1)).schedule).correct
-    assert not verify(peers_sccl.read(as_sccl(less, topology.ranks), question).schedule).correct
+    assert not verify(
+        peers_sccl.read(sccl_answer(gathered(topology.ranks), *less), question).schedule
+    ).correct
 
 
 # --- Answers, rows, the command ---------------------------------------------------------------------------

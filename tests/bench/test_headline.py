@@ -22,11 +22,11 @@ from arborcast.synth.errors import CollectiveError, InfeasibleError
 
 HOME = Path(__file__).resolve().parents[2]
 RIVALS = ("gloo", "ring", "levels")
-ABSENT = {"topology": "full:4", "collective": "allreduce"}
+CASE = {"topology": "full:4", "collective": "allreduce"}
 
 
 def row(method: str, time_us: float, size: int, **more: Any) -> dict[str, Any]:
-    keys = {"topology": "full:4", "collective": "allreduce", "method": method, "bytes": size}
+    keys = CASE | {"method": method, "bytes": size}
     return keys | {"time_us": time_us, "cpu_limited": False} | more
 
 
@@ -53,16 +53,7 @@ def test_a_case_with_a_missing_baseline_is_left_out_and_said(
         is_whole = all(at is not None or name in ruled_out for name, at in zip(RIVALS, times, strict=True))
         if is_whole and ran:
             expected.append(min(ran) / ours)
-    unavailable = [
-        {
-            "topology": "full:4",
-            "collective": "allreduce",
-            "method": name,
-            "why": f"no {name}",
-            "ruled_out": True,
-        }
-        for name in ruled_out
-    ]
+    unavailable = [CASE | {"method": it, "why": f"no {it}", "ruled_out": True} for it in ruled_out]
     document = Document("testbed", {"rows": rows, "rivals": RIVALS, "unavailable": unavailable})
     found, incomplete, limited = cases_that_count(document)
     assert [case.over_best for case in found] == pytest.approx(expected)
@@ -74,15 +65,8 @@ def test_a_case_with_a_missing_baseline_is_left_out_and_said(
 
 def test_a_baseline_that_was_not_found_in_time_is_not_ruled_out() -> None:
     rows = [row("selection", 1.0, 1), row("gloo", 2.0, 1), row("ring", 3.0, 1)]
-    late = {
-        "topology": "full:4",
-        "collective": "allreduce",
-        "method": "levels",
-        "why": "not found within 20 s",
-    }
-    document = Document(
-        "testbed", {"rows": rows, "rivals": RIVALS, "unavailable": [late | {"ruled_out": False}]}
-    )
+    late = CASE | {"method": "levels", "why": "not found within 20 s", "ruled_out": False}
+    document = Document("testbed", {"rows": rows, "rivals": RIVALS, "unavailable": [late]})
     assert cases_that_count(document) == ([], 1, 0)
     assert "not found within 20 s" in str(SECTIONS[0].table(document))
 
