@@ -252,6 +252,7 @@ def test_limits_hold_for_what_brute_force_and_searches_find(fabric: Topology, mo
             assert not isinstance(sum_search(instance).run(300), Feasible)
 
 
+@pytest.mark.long
 def test_few_chunks_are_looked_for_where_what_is_known_attains_the_limit() -> None:
     """Six GPUs of a DGX-1: allreduces that meet in cores reach R/C 1/2 in five steps with 60 chunks."""
     problem = sums_on(load("dgx1").subset(range(6)))

@@ -196,7 +196,8 @@ CHAIN = Topology.build(
         (catalog.load("ring:5"), 48, 1, range(48, 65)),
         (catalog.load("full:33"), 1, 1056, (48,)),
         (FAR_APART, 1000, 16, (49,)),
-        (CHAIN, 2, 212, range(46, 54)),
+        (CHAIN, 2, 212, (46, 53)),
+        pytest.param(CHAIN, 2, 212, range(47, 53), marks=pytest.mark.long),
     ],
 )
 def test_numbers_that_words_just_hold_or_do_not(monkeypatch, fabric, steps, used, sizes):

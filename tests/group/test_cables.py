@@ -269,6 +269,7 @@ def test_ddp_and_fsdp_give_what_gloo_gives() -> None:
 
 
 @needs_root
+@long
 def test_pipelines_along_cables_have_the_losses_of_serial_training() -> None:
     for serial, *along_cables in emulated(pipelined)[1]:
         np.testing.assert_allclose(along_cables, [serial] * 2, rtol=1e-6)

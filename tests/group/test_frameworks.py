@@ -32,10 +32,10 @@ BACKENDS = {
     for family, name in zip(FAMILIES, itertools.cycle(("synth", "cpu:synth")), strict=False)
 }
 LONG = {
-    "ddp": {"bucket view", "static graph", "bf16 hook", "allreduce hook"},
+    "ddp": {"bucket view", "static graph", "uneven inputs", "bf16 hook", "allreduce hook", "python hook"},
     "sharded": {"fsdp2", "tensor parallel"},
-    "clients": {"accumulation", "kept on two ranks"},
-    "groups": {"compiled eager"},
+    "clients": {"accumulation", "hybrid accumulation", "kept on two ranks"},
+    "groups": {"functional", "compiled eager", "objects"},
 }
 """Checks of which `make test` has a relative that goes by the same calls."""
 ENVIRON = {"ARBORCAST_TOPOLOGY": f"full:{RANKS}", "ARBORCAST_GLOO_BELOW": "0"}
