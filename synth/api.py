@@ -49,45 +49,46 @@ LARGEST_EXPLICIT = 64
 """Ranks up to which schedules are written out unless asked otherwise: they are small, and easier to read."""
 
 
+Question: TypeAlias = Collective | Kind | str
+"""A kind by name, or a whole `Collective`."""
+
+
+class QuestionKeywords(SolveKeywords, total=False):
+    """What `solve` takes beside the form; its docstring says what each means."""
+
+    method: str
+    root: int
+    ranks: Sequence[int] | None
+    on_deadline: OnDeadline
+
+
 @overload
 def solve(
     topology: Topology | Faulty,
-    collective: Collective | Kind | str,
+    collective: Question,
     *,
     form: Literal["explicit"],
-    method: str = "auto",
-    root: int = 0,
-    ranks: Sequence[int] | None = None,
-    on_deadline: OnDeadline = "raise",
-    **options: Unpack[SolveKeywords],
+    **told: Unpack[QuestionKeywords],
 ) -> Schedule: ...
 
 
 @overload
 def solve(
     topology: Topology | Faulty,
-    collective: Collective | Kind | str,
+    collective: Question,
     *,
     form: Literal["implicit"],
-    method: str = "auto",
-    root: int = 0,
-    ranks: Sequence[int] | None = None,
-    on_deadline: OnDeadline = "raise",
-    **options: Unpack[SolveKeywords],
+    **told: Unpack[QuestionKeywords],
 ) -> ImplicitSchedule: ...
 
 
 @overload
 def solve(
     topology: Topology | Faulty,
-    collective: Collective | Kind | str,
+    collective: Question,
     *,
     form: Form = "auto",
-    method: str = "auto",
-    root: int = 0,
-    ranks: Sequence[int] | None = None,
-    on_deadline: OnDeadline = "raise",
-    **options: Unpack[SolveKeywords],
+    **told: Unpack[QuestionKeywords],
 ) -> AnySchedule: ...
 
 

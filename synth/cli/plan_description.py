@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arborcast.synth.cli.console import table
+from arborcast.synth.formats.documents import picked
 
 if TYPE_CHECKING:
     from arborcast.pipeline.planning.plan_comparison import Comparison, PlanCandidate
@@ -25,18 +26,12 @@ def plan_document(found: Comparison, seconds: float, output: Path | None) -> dic
         "device": None if found.costed.device is None else found.costed.device.name,
         "device_from": found.costed.said_by,
         "chosen": found.best.method,
-        "method": plan.method,
         "batch": found.batch,
-        "order": plan.order,
-        "microbatches": plan.microbatches,
-        "recompute": plan.recompute,
-        "offload_gbps": plan.offload_gbps,
+        **picked(plan, "method", "order", "microbatches", "recompute", "offload_gbps"),
         "stages": [
             {
-                "start": stage.start,
-                "end": stage.end,
+                **picked(stage, "start", "end", "ranks"),
                 "layers": [profile.layers[stage.start].name, profile.layers[stage.end - 1].name],
-                "ranks": list(stage.ranks),
                 "memory_bytes": memory.total,
                 "in_flight": in_flight,
                 **({"segments": segments_to_document(stage.segments)} if stage.segments else {}),
@@ -59,14 +54,8 @@ def plan_document(found: Comparison, seconds: float, output: Path | None) -> dic
 
 def figures(predicted: Prediction) -> dict[str, Any]:
     """What is expected of a plan, in the keys of `--json`."""
-    return {
-        "time_us": predicted.time_us,
-        "bound_us": predicted.bound_us,
-        "least_us": predicted.least_us,
-        "bound_condition": predicted.bound_condition,
-        "bubble": predicted.bubble,
-        "samples_per_s": predicted.samples_per_s,
-    }
+    times = picked(predicted, "time_us", "bound_us", "least_us", "bound_condition")
+    return {**times, **picked(predicted, "bubble", "samples_per_s")}
 
 
 def _alternative(other: PlanCandidate, chosen: Prediction) -> dict[str, Any]:
@@ -74,11 +63,8 @@ def _alternative(other: PlanCandidate, chosen: Prediction) -> dict[str, Any]:
         return {"why": other.why_not}
     return {
         "stages": [[stage.start, stage.end, list(stage.ranks)] for stage in other.plan.stages],
-        "microbatches": other.plan.microbatches,
-        "order": other.plan.order,
-        "recompute": other.plan.recompute,
-        "remark": other.remark,
-        "memory_bytes": other.memory_bytes,
+        **picked(other.plan, "microbatches", "order", "recompute"),
+        **picked(other, "remark", "memory_bytes"),
         "slower": other.prediction.time_us / chosen.time_us,
         **figures(other.prediction),
     }
@@ -96,14 +82,11 @@ def comparison_document(found: Comparison, seconds: float) -> dict[str, Any]:
         "memory_limit_bytes": found.memory_bytes,
         "ways": [
             {
-                "method": it.method,
+                **picked(it, "method", "time_us", "memory_bytes", "remark"),
                 "divides_operators": it in found.divided,
-                "time_us": it.time_us,
-                "memory_bytes": it.memory_bytes,
                 "bubble": None if it.prediction is None else it.prediction.bubble,
                 "collectives_at_least_us": it.collectives_us,
                 "plan": None if it.plan is None else _shape(it.plan),
-                "remark": it.remark,
                 "why": it.why_not,
             }
             for it in ways

@@ -73,12 +73,19 @@ def _said(thing: Link | Switch, *, always: Collection[str] = (), apart: Collecti
 
 
 def _plain(said: Mapping[str, object]) -> Document:
-    plain: Document = {}
-    for key, value in said.items():
-        plain[key] = str(value) if isinstance(value, Fraction) else value
-        if isinstance(value, tuple):
-            plain[key] = list(value)
-    return plain
+    return {key: plain(value) for key, value in said.items()}
+
+
+def plain(value: object) -> object:
+    """A value as documents hold it: fractions as text, tuples as lists, the rest as it is."""
+    if isinstance(value, tuple):
+        return [plain(each) for each in value]
+    return str(value) if isinstance(value, Fraction) else value
+
+
+def picked(thing: object, *names: str) -> Document:
+    """Attributes of a value, under their own names, as documents hold them."""
+    return {name: plain(getattr(thing, name)) for name in names}
 
 
 def switch_to_document(switch: Switch) -> Document:
