@@ -699,7 +699,7 @@ def on_some_way(links: Iterable[Link], vertices: set[Vertex], ends: Collection[V
 
 
 def parts_of(vertices: Iterable[Vertex], pairs: Iterable[Hop]) -> Iterator[set[Vertex]]:
-    """The parts into which vertices fall, that with the least vertex first; pairs that leave them are none."""
+    """The parts into which vertices fall, the least vertex first; pairs that leave them are left out."""
     import networkx
 
     graph: networkx.Graph[Vertex] = networkx.Graph()
