@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cache, cached_property, reduce
@@ -669,7 +670,9 @@ _PLAIN = {
 """Attributes that whoever reads a topology understands."""
 
 
-def on_some_way(links: Iterable[Link], vertices: set[Vertex], ends: Collection[Vertex]) -> set[Vertex]:
+def on_some_way(
+    links: Iterable[Link], vertices: AbstractSet[Vertex], ends: AbstractSet[Vertex]
+) -> set[Vertex]:
     """The ends, and those of the other vertices that lie on some way between two different ones.
 
     Args:
@@ -683,7 +686,7 @@ def on_some_way(links: Iterable[Link], vertices: set[Vertex], ends: Collection[V
         if link.src in vertices and link.dst in vertices:
             senders[link.dst].add(link.src)
             receivers[link.src].add(link.dst)
-    left, doubtful = set(vertices), sorted(vertices.difference(ends))
+    left, doubtful = set(vertices), sorted(vertices - ends)
     while doubtful:
         vertex = doubtful.pop()
         before, after = senders[vertex], receivers[vertex]

@@ -14,7 +14,15 @@ from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.formats.documents import picked
 from arborcast.synth.formats.schedules import said_of
 from arborcast.synth.formats.sizes import format_size
-from arborcast.synth.formats.words import MOST_NAMED, assumed, every_schedule, gigabytes, proof, share
+from arborcast.synth.formats.words import (
+    MOST_NAMED,
+    assumed,
+    counted,
+    every_schedule,
+    gigabytes,
+    proof,
+    share,
+)
 from arborcast.synth.ports import ported
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.service import EARLIEST
@@ -414,7 +422,7 @@ def describe_topology(topology: Topology) -> list[str]:
     """The matrix of bandwidths where it fits a screen, otherwise how many vertices have which bandwidth."""
     headline = (
         f"{topology.name}: {counted(topology.ranks, 'rank')}, "
-        f"{counted(len(topology.switches) - len(topology.parallels), 'switch', 'switches')}, "
+        f"{counted(len(topology.switches) - len(topology.parallels), 'switch')}, "
         f"{counted(len(topology.cables), 'directed link')}"
     )
     small = topology.size - len(topology.parallels) <= 20
@@ -486,10 +494,6 @@ def describe_machine(machine: Machine) -> list[str]:
     return lines
 
 
-def counted(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
-
-
 def _matrix(topology: Topology) -> list[str]:
     shown = [vertex for vertex in range(topology.size) if vertex not in topology.parallels]
     rates: dict[Hop, list[str]] = {}
@@ -516,6 +520,6 @@ def _summary(topology: Topology) -> list[str]:
     )
     lines = []
     for (is_switch, sent, received), count in kinds.items():
-        vertices = counted(count, "switch", "switches") if is_switch else counted(count, "rank")
+        vertices = counted(count, "switch") if is_switch else counted(count, "rank")
         lines.append(f"  {vertices} with {gigabytes(sent)} out, {gigabytes(received)} in")
     return lines

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from arborcast.synth.cli.console import table
 from arborcast.synth.formats.documents import picked
+from arborcast.synth.formats.words import counted
 
 if TYPE_CHECKING:
     from arborcast.pipeline.planning.plan_comparison import Comparison, PlanCandidate
@@ -134,6 +135,7 @@ def describe_plan(found: Comparison, document: Mapping[str, Any]) -> list[str]:
     from arborcast.pipeline.planning.memory_need import readable
 
     plan, profile, topology = found.plan, found.profile, found.topology
+    divided = counted(plan.microbatches, "microbatch")
     limit, most = document["memory_limit_bytes"], document["bound_us"]
     proved = ORDERS[plan.order].is_bounded and plan.max_in_flight is None
     by_layer = any(stage.segments for stage in plan.stages)
@@ -163,7 +165,7 @@ def describe_plan(found: Comparison, document: Mapping[str, Any]) -> list[str]:
         f"{profile.source or 'from a file'}",
         *_describe_device(document["device"], document["device_from"]),
         *stages,
-        f"{document['batch']} samples a step in {_counted(plan.microbatches)}, order {plan.order}"
+        f"{document['batch']} samples a step in {divided}, order {plan.order}"
         + (", recomputing forward passes" if plan.recompute else "")
         + (f", offload at {plan.offload_gbps:g} GB/s" if plan.offload_gbps is not None else "")
         + ("" if limit is None else f", at most {readable(limit)} on a rank"),
@@ -212,10 +214,8 @@ def _shape(plan: Plan) -> str:
     shape = f"{counts} ranks" if len(plan.workers) > 1 else f"all on {counts} ranks"
     if plan.is_divided:
         shape += f" as {'+'.join('x'.join(map(str, it.mesh.shape)) or '1' for it in plan.stages)}"
-    return (
-        f"{shape}{'' if each == 1 else f', {each} stages each'}, {_counted(plan.microbatches)}, {plan.order}"
-        f"{_repeated(plan)}"
-    )
+    several = "" if each == 1 else f", {each} stages each"
+    return f"{shape}{several}, {counted(plan.microbatches, 'microbatch')}, {plan.order}{_repeated(plan)}"
 
 
 def _repeated(plan: Plan) -> str:
@@ -231,7 +231,3 @@ def _time(us: float) -> str:
     if us < 1e3:
         return f"{us:.3g} us"
     return f"{us / 1e3:.4g} ms" if us < 1e6 else f"{us / 1e6:.4g} s"
-
-
-def _counted(microbatches: int) -> str:
-    return f"{microbatches} microbatch{'' if microbatches == 1 else 'es'}"

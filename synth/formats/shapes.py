@@ -352,19 +352,25 @@ class MethodShape(TypedDict):
 
 
 @MAPPING
-class ScheduleShape(TypedDict):
-    """A schedule file."""
+class AnyScheduleShape(TypedDict):
+    """What schedule files of both forms have."""
 
     format: str
-    topology: TopologyShape
-    collective: CollectiveShape
     method: MethodShape
     rate: Amount
     bound: BoundShape
-    rounds: NotRequired[list[Index] | None]
-    unit: NotRequired[Bandwidth]
     chunks: list[ChunkShape]
     transfers: list[TransferShape]
+
+
+@MAPPING
+class ScheduleShape(AnyScheduleShape):
+    """A schedule file."""
+
+    topology: TopologyShape
+    collective: CollectiveShape
+    rounds: NotRequired[list[Index] | None]
+    unit: NotRequired[Bandwidth]
 
 
 @MAPPING
@@ -495,15 +501,9 @@ class RootlessShape(TypedDict):
 
 
 @MAPPING
-class ImplicitShape(TypedDict):
+class ImplicitShape(AnyScheduleShape):
     """An implicit schedule file."""
 
-    format: str
     topology: PartTopologyShape
     translations: Annotated[list[TranslationShape], Field(max_length=MAX_GENERATORS)]
     collective: RootlessShape
-    method: MethodShape
-    rate: Amount
-    bound: BoundShape
-    chunks: list[ChunkShape]
-    transfers: list[TransferShape]
