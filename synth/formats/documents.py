@@ -358,7 +358,14 @@ def _certificate(shape: Mapping[str, Any], topology: Topology, place: str, prefi
         case "partition":
             blocks = (vertices(block, f"blocks[{i}]") for i, block in enumerate(shape["blocks"]))
             return Partition(tuple(blocks), shape["capacity"])
-    lengths = read_lengths(shape["lengths"], topology, f"{place}: {prefix}lengths")
+    lengths: dict[Hop, Fraction] = {}
+    for index, entry in enumerate(shape["lengths"]):
+        where = f"{place}: {prefix}lengths[{index}]"
+        pair = (vertex(entry["from"], f"{where}.from"), vertex(entry["to"], f"{where}.to"))
+        if pair not in topology.bandwidth or pair in lengths:
+            rule = "must name each link once" if pair in lengths else "must name a link of the topology"
+            raise InputError(f"{where}: {rule}, got {shorten(entry['from'])}->{shorten(entry['to'])}")
+        lengths[pair] = entry["length"]
     if len(lengths) != len(topology.links):
         missing = next(link for link in topology.links if (link.src, link.dst) not in lengths)
         link = f"{topology.label(missing.src)}->{topology.label(missing.dst)}"
@@ -366,20 +373,6 @@ def _certificate(shape: Mapping[str, Any], topology: Topology, place: str, prefi
     in_order = tuple(lengths[link.src, link.dst] for link in topology.links)
     adders = read_adders(shape, topology, place, prefix)
     return Dual(in_order, shape["capacity"], shape["distance"], adders)
-
-
-def read_lengths(entries: Sequence[Mapping[str, Any]], topology: Topology, place: str) -> dict[Hop, Fraction]:
-    """The lengths of links that a document names."""
-    vertex = vertex_reader(topology.ranks, [switch.name for switch in topology.switches])
-    lengths: dict[Hop, Fraction] = {}
-    for index, entry in enumerate(entries):
-        where = f"{place}[{index}]"
-        pair = (vertex(entry["from"], f"{where}.from"), vertex(entry["to"], f"{where}.to"))
-        if pair not in topology.bandwidth or pair in lengths:
-            rule = "must name each link once" if pair in lengths else "must name a link of the topology"
-            raise InputError(f"{where}: {rule}, got {shorten(entry['from'])}->{shorten(entry['to'])}")
-        lengths[pair] = entry["length"]
-    return lengths
 
 
 def read_adders(

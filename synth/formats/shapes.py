@@ -352,25 +352,19 @@ class MethodShape(TypedDict):
 
 
 @MAPPING
-class AnyScheduleShape(TypedDict):
-    """What schedule files of both forms have."""
+class ScheduleShape(TypedDict):
+    """A schedule file."""
 
     format: str
+    topology: TopologyShape
+    collective: CollectiveShape
     method: MethodShape
     rate: Amount
     bound: BoundShape
-    chunks: list[ChunkShape]
-    transfers: list[TransferShape]
-
-
-@MAPPING
-class ScheduleShape(AnyScheduleShape):
-    """A schedule file."""
-
-    topology: TopologyShape
-    collective: CollectiveShape
     rounds: NotRequired[list[Index] | None]
     unit: NotRequired[Bandwidth]
+    chunks: list[ChunkShape]
+    transfers: list[TransferShape]
 
 
 @MAPPING
@@ -501,9 +495,15 @@ class RootlessShape(TypedDict):
 
 
 @MAPPING
-class ImplicitShape(AnyScheduleShape):
+class ImplicitShape(TypedDict):
     """An implicit schedule file."""
 
+    format: str
     topology: PartTopologyShape
     translations: Annotated[list[TranslationShape], Field(max_length=MAX_GENERATORS)]
     collective: RootlessShape
+    method: MethodShape
+    rate: Amount
+    bound: BoundShape
+    chunks: list[ChunkShape]
+    transfers: list[TransferShape]

@@ -16,7 +16,7 @@ from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError, ScheduleError
 from arborcast.synth.formats import read_explicit, write_explicit
 from arborcast.synth.formats.atomic import check_folder, write_atomically
-from arborcast.synth.formats.documents import picked, raising, read_lengths
+from arborcast.synth.formats.documents import picked
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import check_format, parse_json, read_text, shorten_path
 from arborcast.synth.groups.result import GroupSchedule, GroupSchedules
@@ -151,7 +151,14 @@ def _stated(stated: tuple[str, int | None, list[int]], topology: Topology, place
 
 
 def _level(entry: Mapping[str, Any], topology: Topology, place: str) -> Level:
-    with raising(ScheduleError):
-        lengths = read_lengths(entry["lengths"], topology, f"{place}.lengths")
+    numbers = {switch.name: topology.ranks + i for i, switch in enumerate(topology.switches)}
+    lengths: dict[object, Fraction] = {}
+    for index, length in enumerate(entry["lengths"]):
+        ends = tuple(numbers.get(length[key], length[key]) for key in ("from", "to"))
+        if ends not in topology.bandwidth or ends in lengths:
+            rule = "must name each link once" if ends in lengths else "must name a link of the topology"
+            named = f"{shorten(length['from'])}->{shorten(length['to'])}"
+            raise ScheduleError(f"{place}.lengths[{index}]: {rule}, got {named}")
+        lengths[ends] = length["length"]
     in_order = tuple(lengths.get((link.src, link.dst), Fraction(0)) for link in topology.links)
     return Level(entry["rate"], entry["bound"], tuple(entry["groups"]), in_order)
