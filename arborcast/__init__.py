@@ -19,9 +19,9 @@ from arborcast.lazy import loader
 
 if TYPE_CHECKING:
     from arborcast.synth.api import bound as bound
-    from arborcast.synth.api import pareto as pareto
     from arborcast.synth.api import solve as solve
     from arborcast.synth.certificate import Bound as Bound
+    from arborcast.synth.chunks.frontier import pareto as pareto
     from arborcast.synth.collective import Collective as Collective
     from arborcast.synth.errors import InfeasibleError as InfeasibleError
     from arborcast.synth.errors import InputError as InputError
@@ -51,7 +51,7 @@ _HOMES = {
     "Topology": "arborcast.synth.topology",
     "bound": "arborcast.synth.api",
     "load": "arborcast.topologies",
-    "pareto": "arborcast.synth.api",
+    "pareto": "arborcast.synth.chunks.frontier",
     "read_schedule": "arborcast.synth.formats.any_schedule",
     "repair": "arborcast.synth.faults.repair",
     "simulate": "arborcast.synth.simulation.simulator",

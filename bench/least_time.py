@@ -17,9 +17,10 @@ from typing import Any
 from arborcast import topologies
 from arborcast.bench.harness.processes import answer
 from arborcast.bench.harness.script import KEPT, command_line, keep, one_line
-from arborcast.synth.api import approach, as_collective
+from arborcast.synth.api import approach
 from arborcast.synth.bounds.layered_flows import with_least_time
 from arborcast.synth.bounds.time_limits import time_limit
+from arborcast.synth.collective import as_collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.formats.results import Measure, document
 from arborcast.synth.simulation.pieces import ONE_HOST, SEVERAL_HOSTS, PieceRule

@@ -19,10 +19,10 @@ from arborcast.lazy import loader
 if TYPE_CHECKING:
     from arborcast.synth.alltoallv.block_planner import AlltoallvPlanner as AlltoallvPlanner
     from arborcast.synth.api import bound as bound
-    from arborcast.synth.api import pareto as pareto
     from arborcast.synth.api import solve as solve
     from arborcast.synth.certificate import Bound as Bound
     from arborcast.synth.chunks.frontier import Frontier as Frontier
+    from arborcast.synth.chunks.frontier import pareto as pareto
     from arborcast.synth.collective import Collective as Collective
     from arborcast.synth.collective import Demand as Demand
     from arborcast.synth.collective import Kind as Kind
@@ -64,7 +64,7 @@ _HOMES = {
     "Topology": "arborcast.synth.topology",
     "Verdict": "arborcast.synth.verification.verdict",
     "bound": "arborcast.synth.api",
-    "pareto": "arborcast.synth.api",
+    "pareto": "arborcast.synth.chunks.frontier",
     "read_schedule": "arborcast.synth.formats.any_schedule",
     "read_collective": "arborcast.synth.formats",
     "repair": "arborcast.synth.faults.repair",

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args, overload
 
 from arborcast.synth.certificate import Bound
-from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.deadline import Deadline, Limit, run_until
+from arborcast.synth.collective import Collective, Kind, as_collective
+from arborcast.synth.deadline import Deadline, run_until
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.faults.faulty import Faulty, left_of
 from arborcast.synth.features import check_features
@@ -33,7 +32,6 @@ from arborcast.synth.topology import Topology
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from arborcast.synth.chunks.frontier import Frontier
     from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
     from arborcast.synth.schedule import Schedule
     from arborcast.synth.selection import Selection
@@ -49,45 +47,46 @@ LARGEST_EXPLICIT = 64
 """Ranks up to which schedules are written out unless asked otherwise: they are small, and easier to read."""
 
 
+Question: TypeAlias = Collective | Kind | str
+"""A kind by name, or a whole `Collective`."""
+
+
+class QuestionKeywords(SolveKeywords, total=False):
+    """What `solve` takes beside the form; its docstring says what each means."""
+
+    method: str
+    root: int
+    ranks: Sequence[int] | None
+    on_deadline: OnDeadline
+
+
 @overload
 def solve(
     topology: Topology | Faulty,
-    collective: Collective | Kind | str,
+    collective: Question,
     *,
     form: Literal["explicit"],
-    method: str = "auto",
-    root: int = 0,
-    ranks: Sequence[int] | None = None,
-    on_deadline: OnDeadline = "raise",
-    **options: Unpack[SolveKeywords],
+    **told: Unpack[QuestionKeywords],
 ) -> Schedule: ...
 
 
 @overload
 def solve(
     topology: Topology | Faulty,
-    collective: Collective | Kind | str,
+    collective: Question,
     *,
     form: Literal["implicit"],
-    method: str = "auto",
-    root: int = 0,
-    ranks: Sequence[int] | None = None,
-    on_deadline: OnDeadline = "raise",
-    **options: Unpack[SolveKeywords],
+    **told: Unpack[QuestionKeywords],
 ) -> ImplicitSchedule: ...
 
 
 @overload
 def solve(
     topology: Topology | Faulty,
-    collective: Collective | Kind | str,
+    collective: Question,
     *,
     form: Form = "auto",
-    method: str = "auto",
-    root: int = 0,
-    ranks: Sequence[int] | None = None,
-    on_deadline: OnDeadline = "raise",
-    **options: Unpack[SolveKeywords],
+    **told: Unpack[QuestionKeywords],
 ) -> AnySchedule: ...
 
 
@@ -335,67 +334,3 @@ def bound(
     from arborcast.synth import bounds
 
     return bounds.bound(topology, as_collective(topology, collective, root=root, ranks=ranks))
-
-
-def pareto(
-    topology: Topology,
-    collective: Collective | Kind | str,
-    *,
-    root: int = 0,
-    ranks: Sequence[int] | None = None,
-    max_steps: int | None = None,
-    tolerance: Fraction | None = None,
-    rate_tolerance: Fraction | None = None,
-    deadline_s: Limit = None,
-    seed: int = 0,
-    jobs: int = 1,
-    cache: bool = True,
-) -> Frontier:
-    """The frontier of chunk schedules between steps (latency) and rounds per chunk (bandwidth).
-
-    Args:
-        topology: the fabric, whose switches only forward here, whatever else they can do.
-        collective: a kind by name, or a whole `Collective` (then `root` and `ranks` are not used).
-        root: for kinds that have one.
-        ranks: those that take part; None for all.
-        max_steps: see `synth.chunks.frontier.pareto`, like all that follow.
-        tolerance: how near to the static limit is near enough.
-        rate_tolerance: the part of its rate that each link may lose; see `synth.chunks.quantized_rates`.
-        deadline_s: limit in seconds; what was found by then is returned.
-        seed: of the solvers.
-        jobs: numbers of steps worked on at once.
-        cache: whether answers of solvers are kept and used on disk.
-
-    Raises:
-        InputError: a collective that does not fit, or a number out of its range.
-        InfeasibleError: some rank cannot be reached, or not in `max_steps`; carries the proof.
-    """
-    from arborcast.synth.chunks import frontier
-
-    topology = topology.forwarding
-    return frontier.pareto(
-        topology,
-        as_collective(topology, collective, root=root, ranks=ranks),
-        max_steps=max_steps,
-        tolerance=tolerance,
-        rate_tolerance=rate_tolerance,
-        deadline_s=deadline_s,
-        seed=seed,
-        jobs=jobs,
-        cache=cache,
-    )
-
-
-def as_collective(
-    topology: Topology,
-    collective: Collective | Kind | str,
-    *,
-    root: int = 0,
-    ranks: Sequence[int] | None = None,
-) -> Collective:
-    """The collective that a caller means, checked against the topology; all blocks of one size."""
-    if isinstance(collective, Collective):
-        collective.check(topology)
-        collective.check_is_even()
-        return collective
-    return Collective.on(topology, collective, root=root, ranks=ranks)

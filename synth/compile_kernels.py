@@ -13,8 +13,9 @@ from typing import get_args
 import numpy as np
 
 from arborcast.synth.alltoallv.block_planner import LARGEST_PROGRAM, AlltoallvPlanner
-from arborcast.synth.api import Form, pareto, solve
+from arborcast.synth.api import Form, solve
 from arborcast.synth.chunks.bounds.spanning_check import spanning_costs
+from arborcast.synth.chunks.frontier import pareto
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
 from arborcast.synth.collective import NAMED_KINDS, Collective

@@ -34,9 +34,6 @@ NEAR_ENOUGH = Fraction(1, 500)
 """Part of the least time (`synth.bounds.time_limits`) by which a schedule may miss it where a search for a
 faster one at that size ends: what is left to gain is not worth a second."""
 
-ENDED_EARLY = "all others"
-"""Named among what was left out where the first candidates are enough for the one size that was asked for."""
-
 SIZES = tuple(takewhile(lambda size: size <= 1 << 30, (1 << power for power in count(10))))
 """The sizes at which candidates are compared to see where the choice changes: 1 KiB to 1 GiB."""
 
@@ -60,6 +57,8 @@ class Selection:
         priced: whether links count as they are measured, where that is known; else at their own rates.
         least_piece: in bytes, or the rule of an engine.
         left_out: why methods are not among the candidates.
+        enough: why no more were made than the first ones, for the one size that was asked for; empty where
+            candidates were made for every size.
     """
 
     schedules: tuple[AnySchedule, ...]
@@ -68,11 +67,7 @@ class Selection:
     priced: bool = True
     least_piece: int | PieceRule = MIN_PIECE_BYTES
     left_out: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def is_of_all(self) -> bool:
-        """Whether candidates were made for every size, and not only until one was enough for one size."""
-        return ENDED_EARLY not in self.left_out
+    enough: str = ""
 
     def fastest(self, size_bytes: int) -> AnySchedule:
         """The one with the least simulated time; the first of equals.
@@ -229,7 +224,8 @@ def compared(
     """
     schedules: list[AnySchedule] = []
     left_out = {} if left_out is None else left_out
-    enough_us = 0.0
+    late: TimedOutError | None = None
+    enough, enough_us = "", 0.0
     try:
         with run_until(deadline):
             for schedule in found:
@@ -237,7 +233,7 @@ def compared(
                 if size_bytes is not None:
                     enough_us = enough_us or PricedLimit.of(schedule).at(size_bytes, more=NEAR_ENOUGH)
                     if _takes_at_most(schedule, size_bytes, enough_us, least_piece):
-                        left_out[ENDED_EARLY] = (
+                        enough = (
                             f"{schedule.method.name} takes the least time of "
                             f"{every_schedule(schedule.bound)}, within {float(100 * NEAR_ENOUGH):g} %"
                         )
@@ -246,12 +242,14 @@ def compared(
         schedules += [] if error.best is None else [error.best]
         if not schedules:
             raise
-        return Selection(tuple(schedules), error, deadline, least_piece=least_piece, left_out=left_out)
+        late = error
     if not schedules:
         raise TimedOutError(
             f"{kind}: no schedule was found with the effort of a comparison; without a size more is spent"
         )
-    return Selection(tuple(schedules), None, deadline, least_piece=least_piece, left_out=left_out)
+    return Selection(
+        tuple(schedules), late, deadline, least_piece=least_piece, left_out=left_out, enough=enough
+    )
 
 
 def _takes_at_most(schedule: AnySchedule, size_bytes: int, time_us: float, least_piece: int) -> bool:

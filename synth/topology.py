@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cache, cached_property, reduce
@@ -561,15 +562,8 @@ class Topology:
 
     def reversed(self) -> Topology:
         """The same vertices with every link turned round."""
-        return Topology.build(
-            self.name,
-            self.ranks,
-            (link.reversed for link in self.links),
-            self.switches,
-            self.symmetries,
-            self.message_us,
-            self.streams,
-        )
+        turned = (link.reversed for link in self.links)
+        return replace(self, links=tuple(sorted(turned, key=lambda link: (link.src, link.dst))))
 
     def subset(self, ranks: Sequence[int]) -> Topology:
         """The fragment that an allocation gives: these ranks, renumbered 0, 1, 2... in this order.
@@ -580,7 +574,7 @@ class Topology:
         Raises:
             TopologyError: a rank is unknown or named twice.
         """
-        self._check_ranks(ranks)
+        self.check_ranks(ranks)
         return self._restricted(ranks, f"{self.name}[{_listed(ranks)}]")
 
     def reordered(self, ranks: Sequence[int]) -> Topology:
@@ -589,12 +583,13 @@ class Topology:
         Raises:
             TopologyError: a rank is unknown or named twice.
         """
-        self._check_ranks(ranks)
+        self.check_ranks(ranks)
         chosen = set(ranks)
         rest = [rank for rank in range(self.ranks) if rank not in chosen]
         return self._restricted([*ranks, *rest], f"{self.name}[{_listed(ranks)}+relays]")
 
-    def _check_ranks(self, ranks: Sequence[int]) -> None:
+    def check_ranks(self, ranks: Sequence[int]) -> None:
+        """Raise TopologyError unless these are some of its ranks, each named once."""
         if not ranks:
             raise TopologyError(f"topology {self.name}: a fragment needs at least one rank, got none")
         for rank in ranks:
@@ -605,7 +600,8 @@ class Topology:
                 raise TopologyError(f"topology {self.name}: ranks must be named once, got {rank} twice")
 
     def _restricted(self, ranks: Sequence[int], name: str) -> Topology:
-        kept = set(ranks) | self._useful_switches(set(ranks))
+        vertices = set(ranks) | set(range(self.ranks, self.size)) - self.parallels.keys()
+        kept = on_some_way(self.cables, vertices, set(ranks))
         order = [*ranks, *(vertex for vertex in range(self.ranks, self.size) if vertex in kept)]
         renumbered = {vertex: position for position, vertex in enumerate(order)}
         return Topology.build(
@@ -625,27 +621,6 @@ class Topology:
             self.message_us,
             (self.streams[rank] for rank in ranks if self.streams),
         )
-
-    def _useful_switches(self, ranks: set[int]) -> set[Vertex]:
-        """Switches that lie on some way between two different vertices that are left."""
-        kept = ranks | set(range(self.ranks, self.size)) - self.parallels.keys()
-        while True:
-            senders: dict[Vertex, set[Vertex]] = {vertex: set() for vertex in kept}
-            receivers: dict[Vertex, set[Vertex]] = {vertex: set() for vertex in kept}
-            for link in self.cables:
-                if link.src in kept and link.dst in kept:
-                    senders[link.dst].add(link.src)
-                    receivers[link.src].add(link.dst)
-            dead = {
-                vertex
-                for vertex in kept - ranks
-                if not senders[vertex]
-                or not receivers[vertex]
-                or len(senders[vertex] | receivers[vertex]) < 2
-            }
-            if not dead:
-                return kept - ranks
-            kept -= dead
 
     def check_symmetry(self, images: Permutation) -> None:
         """Raise TopologyError unless a permutation of the vertices maps every link to one like it."""
@@ -693,6 +668,47 @@ _PLAIN = {
     *(("link", name) for name in ("src", "dst", "bandwidth")),
 }
 """Attributes that whoever reads a topology understands."""
+
+
+def on_some_way(
+    links: Iterable[Link], vertices: AbstractSet[Vertex], ends: AbstractSet[Vertex]
+) -> set[Vertex]:
+    """The ends, and those of the other vertices that lie on some way between two different ones.
+
+    Args:
+        links: of which those between `vertices` count.
+        vertices: what is left of a graph, the ends among them.
+        ends: stay, whatever leads there.
+    """
+    senders: dict[Vertex, set[Vertex]] = {vertex: set() for vertex in vertices}
+    receivers: dict[Vertex, set[Vertex]] = {vertex: set() for vertex in vertices}
+    for link in links:
+        if link.src in vertices and link.dst in vertices:
+            senders[link.dst].add(link.src)
+            receivers[link.src].add(link.dst)
+    left, doubtful = set(vertices), sorted(vertices - ends)
+    while doubtful:
+        vertex = doubtful.pop()
+        before, after = senders[vertex], receivers[vertex]
+        if vertex not in left or (before and after and len(before | after) > 1):
+            continue
+        left.discard(vertex)
+        for neighbour in before | after:
+            senders[neighbour].discard(vertex)
+            receivers[neighbour].discard(vertex)
+            if neighbour not in ends:
+                doubtful.append(neighbour)
+    return left
+
+
+def parts_of(vertices: Iterable[Vertex], pairs: Iterable[Hop]) -> Iterator[set[Vertex]]:
+    """The parts into which vertices fall, the least vertex first; pairs that leave them are left out."""
+    import networkx
+
+    graph: networkx.Graph[Vertex] = networkx.Graph()
+    graph.add_nodes_from(sorted(vertices))
+    graph.add_edges_from((one, other) for one, other in pairs if one in graph and other in graph)
+    return iter(networkx.connected_components(graph))
 
 
 def _place_of(thing: Topology | Switch | Link) -> str:

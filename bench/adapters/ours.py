@@ -96,7 +96,8 @@ def main() -> None:
 
 def _found(method: str, topology: Topology, kind: str, root: int) -> list[tuple[str, Schedule]]:
     """Schedules with what tells them apart."""
-    from arborcast.synth.api import pareto, solve
+    from arborcast.synth.api import solve
+    from arborcast.synth.chunks.frontier import pareto
 
     if method == FRONTIER:
         points = pareto(topology, kind, root=root, cache=False).points

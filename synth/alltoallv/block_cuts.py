@@ -15,7 +15,7 @@ import numpy as np
 
 from arborcast.synth.certificate import Cut
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.topology import Topology, Vertex, parts_of
 
 ALL_SETS_UP_TO = 10
 """Ranks of a fabric without switches whose sets are all candidates: 1,022 of 10."""
@@ -78,18 +78,7 @@ def _candidates(topology: Topology) -> Iterable[frozenset[Vertex]]:
 
 def _joined(topology: Topology, rate: int) -> Iterator[frozenset[Vertex]]:
     """The parts into which a fabric falls without the links that are slower than this."""
-    beside: dict[Vertex, set[Vertex]] = {vertex: set() for vertex in range(topology.size)}
-    for link, capacity in zip(topology.links, topology.capacities, strict=True):
-        if capacity >= rate:
-            beside[link.src].add(link.dst)
-            beside[link.dst].add(link.src)
-    left = set(beside)
-    while left:
-        found = {min(left)}
-        queue = list(found)
-        for vertex in queue:
-            new = beside[vertex] - found
-            found |= new
-            queue.extend(new)
-        left -= found
-        yield frozenset(found)
+    fast = (
+        link for link, capacity in zip(topology.links, topology.capacities, strict=True) if capacity >= rate
+    )
+    return map(frozenset, parts_of(range(topology.size), ((link.src, link.dst) for link in fast)))

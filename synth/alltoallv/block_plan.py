@@ -21,7 +21,7 @@ from arborcast.synth.alltoallv.rounds import decompose
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
-from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.topology import Topology, Vertex, parts_of
 
 METHOD = "alltoallv"
 
@@ -178,17 +178,9 @@ def _slowest_exchange(topology: Topology, path: tuple[Vertex, ...]) -> int | Non
 
 def _switch_groups(topology: Topology) -> dict[Vertex, Vertex]:
     """Switches that are joined to each other, each with the first of its group."""
-    home = {vertex: vertex for vertex in range(topology.ranks, topology.size)}
-
-    def first_of(vertex: Vertex) -> Vertex:
-        while home[vertex] != vertex:
-            vertex = home[vertex]
-        return vertex
-
-    for link in topology.links:
-        if link.src in home and link.dst in home:
-            home[max(first_of(link.src), first_of(link.dst))] = min(first_of(link.src), first_of(link.dst))
-    return {vertex: first_of(vertex) for vertex in home}
+    switches = range(topology.ranks, topology.size)
+    joined = parts_of(switches, ((link.src, link.dst) for link in topology.links))
+    return {vertex: min(part) for part in joined for vertex in part}
 
 
 def _in_rounds(

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import log2
-
-from markupsafe import Markup
+from typing import Any
 
 from arborcast.synth.atlas.figures import SizeCurve, SizeTimes
 from arborcast.synth.formats.sizes import format_size
@@ -24,18 +23,25 @@ LINES: dict[str, tuple[str, Callable[[SizeTimes], float | None]]] = {
 }
 
 
-def drawn(curve: SizeCurve, among: str) -> Markup:
-    """A figure of one collective, where the least time is that of every schedule `among` some; or nothing."""
+def shown(curve: SizeCurve, among: str) -> dict[str, Any]:
+    """What `curve.html.jinja` draws, where the least time is of every schedule `among` some; or nothing."""
     if not curve.points:
-        return Markup("")
-    shown = [name for name, (_, of) in LINES.items() if any(of(point) is not None for point in curve.points)]
-    label = f"{curve.kind}: time over size, as a multiple of the least time of every schedule{among}"
-    parts = [Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, HEIGHT, label)]
-    parts += [*_axes(curve), *(_line(curve, name) for name in shown), *_legend(shown)]
-    caption = Markup("<figcaption>{}, to {:g} and more</figcaption>")
-    return Markup("<figure>{}</svg>{}</figure>").format(
-        Markup("").join(parts), caption.format(label, TOP_OF_SCALE)
-    )
+        return {}
+    names = [name for name, (_, of) in LINES.items() if any(of(point) is not None for point in curve.points)]
+    return {
+        "label": f"{curve.kind}: time over size, as a multiple of the least time of every schedule{among}",
+        "width": WIDTH,
+        "height": HEIGHT,
+        "most": TOP_OF_SCALE,
+        "marks": list(_marks(curve)),
+        "curves": [(name, _places(curve, name)) for name in names],
+        "legend": [
+            (name, LINES[name][0], LEFT + 120 * place, HEIGHT - 6)
+            for place, name in enumerate(reversed(names))
+        ],
+        "left": LEFT,
+        "right": WIDTH - RIGHT,
+    }
 
 
 def _x(curve: SizeCurve, size: int) -> float:
@@ -49,34 +55,18 @@ def _y(times: float) -> float:
     return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * part
 
 
-def _axes(curve: SizeCurve) -> Iterator[Markup]:
+def _marks(curve: SizeCurve) -> Iterator[tuple[str, float, str]]:
+    """Of both axes: the class of a line across and its height, or nothing and a size's place; the text."""
     for times in (1, 1.5, 2, 3, 4, 6, 8):
-        style, y = "least" if times == 1 else "grid", round(_y(times), 1)
-        yield Markup('<line class="{}" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
-            style, LEFT, WIDTH - RIGHT, y, y
-        )
-        yield Markup('<text x="{}" y="{}" text-anchor="end">{:g}x</text>').format(LEFT - 4, y + 4, times)
+        yield "least" if times == 1 else "grid", round(_y(times), 1), f"{times:g}x"
     for point in curve.points[::5]:
-        x = round(_x(curve, point.bytes), 1)
-        yield Markup('<text x="{}" y="{}" text-anchor="middle">{}</text>').format(
-            x, HEIGHT - BOTTOM + 14, format_size(point.bytes)
-        )
+        yield "", round(_x(curve, point.bytes), 1), format_size(point.bytes)
 
 
-def _line(curve: SizeCurve, name: str) -> Markup:
+def _places(curve: SizeCurve, name: str) -> str:
     of = LINES[name][1]
-    places = " ".join(
+    return " ".join(
         f"{_x(curve, point.bytes):.1f},{_y(us / point.least_us):.1f}"
         for point in curve.points
         if (us := of(point)) is not None
     )
-    return Markup('<polyline class="line {}" points="{}"/>').format(name, places)
-
-
-def _legend(names: list[str]) -> Iterator[Markup]:
-    for place, name in enumerate(reversed(names)):
-        x, y = LEFT + 120 * place, HEIGHT - 6
-        yield Markup('<line class="line {}" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
-            name, x, x + 20, y - 4, y - 4
-        )
-        yield Markup('<text x="{}" y="{}">{}</text>').format(x + 26, y, LINES[name][0])

@@ -8,10 +8,9 @@ from __future__ import annotations
 import gzip
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
-from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,8 +56,7 @@ def page_of(figures: Figures, picture: str = "fabric.svg") -> str:
     Raises:
         InputError: Jinja2 is not installed.
     """
-    shown = _environment().get_template("machine.html.jinja")
-    return shown.render(**_shown(figures), picture=picture)
+    return _rendered("machine", **_shown(figures), picture=picture)
 
 
 def picture_of(figures: Figures, folder: Path) -> bytes:
@@ -69,21 +67,13 @@ def picture_of(figures: Figures, folder: Path) -> bytes:
 def whole_page(figures: Figures, folder: Path) -> str:
     """The same as a document of its own, which asks no other file for anything but downloads."""
     picture = f"data:image/svg+xml;base64,{b64encode(picture_of(figures, folder)).decode()}"
-    return (
-        '<!doctype html>\n<html lang="en" class="atlas-alone"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(figures.name)}</title><style>{STYLE.read_text(encoding='utf-8')}</style></head>"
-        f"<body><main><h1>{escape(figures.name)}</h1>{page_of(figures, picture)}</main></body></html>\n"
-    )
+    page, style = page_of(figures, picture), STYLE.read_text(encoding="utf-8")
+    return _rendered("alone", name=figures.name, page=page, style=style)
 
 
 def index_of(machines: Sequence[Figures]) -> str:
     """The table of all machines."""
-    return (
-        _environment()
-        .get_template("index.html.jinja")
-        .render(machines=machines, part_of=part_of, among=among)
-    )
+    return _rendered("index", machines=machines)
 
 
 def read_atlas(folder: Path) -> list[Figures]:
@@ -100,7 +90,7 @@ def read_atlas(folder: Path) -> list[Figures]:
 
 def _shown(it: Figures) -> dict[str, Any]:
     """What the template writes beside the figures."""
-    from arborcast.synth.atlas.curve import drawn
+    from arborcast.synth.atlas.curve import shown
 
     best = it.of(Kind.ALLREDUCE)
     at = " at measured rates" if it.priced else ""
@@ -110,50 +100,25 @@ def _shown(it: Figures) -> dict[str, Any]:
             why_not.setdefault(why.removeprefix(f"{row.kind}: "), []).append(row.kind)
     return {
         "it": it,
-        "verdict": _verdict(best),
+        "best": best,
+        "beside": list(_beside(best)),
         "small": _small(it.curve(Kind.ALLREDUCE), among(best) + at),
         "advice": "" if best.rate is None else ADVICE.format(spec=it.spec),
-        "charts": [drawn(curve, among(it.of(curve.kind)) + at) for curve in it.curves],
+        "charts": [shown(curve, among(it.of(curve.kind)) + at) for curve in it.curves],
         "why_not": [f"{', '.join(kinds)}: {why}" for why, kinds in sorted(why_not.items())],
         "commands": [each for each in it.downloads if each.command and not each.name],
         "refused": [f"{each.what}: {each.why}" for each in it.downloads if not each.command],
         "how_timed": (PRICED if it.priced else UNPRICED) + MODEL * any(each.promised for each in it.curves),
         "busbw": lambda row: float(row.rate * busbw_factor(Kind(row.kind), it.ranks)),
-        "part_of": part_of,
-        "among": among,
     }
 
 
-def _verdict(best: KindRates) -> Any:
-    """The first sentence: how fast, whether proved, against what."""
-    from markupsafe import Markup
-
-    if best.rate is None:
-        return Markup("Allreduce: at most <b>{:.4g} GB/s</b>, proved; a schedule was {}.").format(
-            float(best.limit), best.why
-        )
-    head = Markup("Allreduce: <b>{:.4g} GB/s</b>, ").format(float(best.rate))
-    head += (
-        f"proved: no schedule{among(best)} is faster."
-        if best.proved
-        else Markup("{} of the proven limit.").format(part_of(best.rate, best.limit))
-    )
-    beside = []
-    for rate, who, share in (
-        (best.ring, "the best rings", part_of(best.ring, best.limit)),
-        (best.nccl, "what NCCL's model plans with", part_of(best.nccl, best.limit)),
-    ):
-        if rate is not None and rate < best.rate:
-            beside.append(
-                Markup("<b>{:.3g}x</b> {} ({} of the limit)").format(float(best.rate / rate), who, share)
-            )
-    if beside:
-        head += " That is " + Markup(" and ").join(beside) + "."
-    elif best.ring == best.rate:
-        head += " The best rings reach it, too."
-    if best.forwarding is not None and best.forwarding < best.limit:
-        head += Markup(" Where switches only forward, at most {:.4g} GB/s.").format(float(best.forwarding))
-    return head
+def _beside(best: KindRates) -> Iterator[tuple[float, str, str]]:
+    """Of what is slower: how many times, what it is, and which part of the limit it reaches."""
+    others = ((best.ring, "the best rings"), (best.nccl, "what NCCL's model plans with"))
+    for rate, who in others if best.rate is not None else ():
+        if rate is not None and best.rate is not None and rate < best.rate:
+            yield float(best.rate / rate), who, part_of(rate, best.limit)
 
 
 def _small(curve: SizeCurve, among: str) -> str:
@@ -169,6 +134,10 @@ def _small(curve: SizeCurve, among: str) -> str:
     return told
 
 
+def _rendered(template: str, /, **said: Any) -> str:
+    return _environment().get_template(f"{template}.html.jinja").render(**said)
+
+
 @cache
 def _environment() -> Environment:
     try:
@@ -180,6 +149,7 @@ def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader(__package__, ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
+    made.globals |= {"part_of": part_of, "among": among}
     made.filters |= {
         "size": format_size,
         "us": lambda us: NONE if us is None else f"{us:,.0f}" if us >= 1000 else f"{us:.4g}",

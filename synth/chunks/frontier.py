@@ -9,7 +9,7 @@ problem of copies, and has a way of its own (`synth.chunks.allreduce.allreduce_f
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -20,7 +20,7 @@ from arborcast.synth.chunks.allreduce.partial_sums import sum_problem
 from arborcast.synth.chunks.allreduce.points import ON_GRID, Point, point_method, point_of
 from arborcast.synth.chunks.curve import CopyOptimum, Curve, FrontierOptions
 from arborcast.synth.chunks.quantized_rates import QuantizedRates
-from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.collective import Collective, Kind, as_collective
 from arborcast.synth.deadline import Deadline, Limit, check_seconds
 from arborcast.synth.errors import InfeasibleError, InputError, Prover
 from arborcast.synth.features import check_features
@@ -56,8 +56,10 @@ class Frontier(Curve[Point]):
 
 def pareto(
     topology: Topology,
-    collective: Collective,
+    collective: Collective | Kind | str,
     *,
+    root: int = 0,
+    ranks: Sequence[int] | None = None,
     max_steps: int | None = None,
     tolerance: Fraction | None = None,
     rate_tolerance: Fraction | None = None,
@@ -67,11 +69,13 @@ def pareto(
     cache: bool = True,
     proofs: bool = True,
 ) -> Frontier:
-    """The frontier of a collective on a topology.
+    """The frontier of chunk schedules between steps (latency) and rounds per chunk (bandwidth).
 
     Args:
-        topology: the fabric.
-        collective: what to do on it.
+        topology: the fabric, whose switches only forward here, whatever else they can do.
+        collective: a kind by name, or a whole `Collective` (then `root` and `ranks` are not used).
+        root: for kinds that have one.
+        ranks: those that take part; None for all.
         max_steps: the largest S looked at; None for the latency (of an allreduce, that of a reduce-scatter
             and an allgather) and `STEPS_BEYOND_LATENCY` more.
         tolerance: stop where R/C is within this part of the static limit; None: only where it is attained.
@@ -87,26 +91,15 @@ def pareto(
         proofs: whether to prove the points; otherwise good schedules are looked for with little effort.
 
     Raises:
-        InputError: a number out of its range.
-        InfeasibleError: some rank cannot be reached, or `max_steps` is below the latency.
+        InputError: a collective that does not fit, or a number out of its range.
+        InfeasibleError: some rank cannot be reached, or `max_steps` is below the latency; carries the proof.
     """
     start = time.perf_counter()
+    topology = topology.forwarding
+    collective = as_collective(topology, collective, root=root, ranks=ranks)
     check_features(topology, "frontier of chunks")
-    if topology.streams:
-        ports = Ports.of(topology)
-        found = pareto(
-            ports.fabric,
-            collective,
-            max_steps=max_steps,
-            tolerance=tolerance,
-            rate_tolerance=rate_tolerance,
-            deadline_s=deadline_s,
-            seed=seed,
-            jobs=jobs,
-            cache=cache,
-            proofs=proofs,
-        )
-        return _lifted(found, ports)
+    ports = Ports.of(topology) if topology.streams else None
+    topology = topology if ports is None else ports.fabric
     deadline = Deadline.after(deadline_s)
     _check(tolerance, jobs, max_steps, deadline_s)
     real = bounds.bound(topology, collective, deadline=deadline)
@@ -141,7 +134,7 @@ def pareto(
             replace(point, schedule=schedule, scope=f"{point.scope} {ON_GRID}")
             for point, schedule in zip(points, lifted, strict=True)
         )
-    return Frontier(
+    found = Frontier(
         **(vars(traced) | {"points": points}),
         topology=fabric,
         collective=collective,
@@ -150,6 +143,7 @@ def pareto(
         static_ratio=static_ratio(topology, collective, limit),
         seconds=round(time.perf_counter() - start, 3),
     )
+    return found if ports is None else _lifted(found, ports)
 
 
 def _lifted(frontier: Frontier, ports: Ports) -> Frontier:

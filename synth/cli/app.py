@@ -66,6 +66,7 @@ from arborcast.synth.cli.sweep import sweep
 from arborcast.synth.cli.tune import tune
 from arborcast.synth.cli.view import view
 from arborcast.synth.errors import InfeasibleError, InputError, NumericalError, TimedOutError
+from arborcast.synth.formats.documents import picked
 from arborcast.synth.formats.words import at_most, gigabytes
 
 app = typer.Typer(
@@ -106,7 +107,7 @@ def topologies(as_json: AsJson = False) -> None:
     entries = catalog()
     if as_json:
         keys = ("name", "arguments", "description", "vendor", "gpu", "source")
-        print_json({"topologies": [{key: getattr(entry, key) for key in keys} for entry in entries]})
+        print_json({"topologies": [picked(entry, *keys) for entry in entries]})
         return
     vendors = dict.fromkeys(entry.vendor for entry in entries)
     for vendor in vendors:

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from arborcast.synth.cli.console import answer, progress
-from arborcast.synth.cli.description import counted, model_of
+from arborcast.synth.cli.description import model_of
 from arborcast.synth.cli.explain import words_of
 from arborcast.synth.cli.inputs import FabricRequest, failing_as_json, load_fabric, planned_by_nccl
 from arborcast.synth.cli.options import OF_MACHINES, AsJson, FabricOptions, about_a_fabric, duration, option
 from arborcast.synth.errors import InputError
-from arborcast.synth.formats.words import assumed
+from arborcast.synth.formats.words import assumed, counted
 
 if TYPE_CHECKING:
     from arborcast.synth.atlas.figures import Download, Figures, QuotedFigure, WorkedOut

@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -56,6 +56,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1
         ).rstrip()
         for row in cells
     ]
+
+
+Columns: TypeAlias = Mapping[str, Callable[[Any], object]]
+"""The columns of a table: the head of each, and what it says of a row's thing."""
+
+
+def table_of(things: Iterable[object], columns: Columns, left: int = 1) -> list[str]:
+    """A table with a row for each of some things."""
+    return table(tuple(columns), ([say(each) for say in columns.values()] for each in things), left)
 
 
 @contextmanager

@@ -9,10 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arborcast.synth.certificate import Bound, Scope
-from arborcast.synth.cli.console import Json, table
+from arborcast.synth.cli.console import Columns, Json, table, table_of
 from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.formats.documents import picked
+from arborcast.synth.formats.schedules import said_of
 from arborcast.synth.formats.sizes import format_size
-from arborcast.synth.formats.words import MOST_NAMED, assumed, every_schedule, gigabytes, proof, share
+from arborcast.synth.formats.words import (
+    MOST_NAMED,
+    assumed,
+    counted,
+    every_schedule,
+    gigabytes,
+    proof,
+    share,
+)
 from arborcast.synth.ports import ported
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.service import EARLIEST
@@ -56,9 +66,7 @@ def solution_document(schedule: AnySchedule, seconds: float, file: Path | None) 
     is_of_trees = schedule.method.name in TREE_METHODS
     grid = _grid_behind(schedule)
     return {
-        "method": schedule.method.name,
-        "settings": dict(schedule.method.settings),
-        "rate": str(schedule.rate),
+        **said_of(schedule),
         "bound": str(schedule.bound.rate),
         "optimal": schedule.is_optimal,
         "scope": schedule.bound.scope.value,
@@ -67,7 +75,6 @@ def solution_document(schedule: AnySchedule, seconds: float, file: Path | None) 
         "form": "explicit" if isinstance(schedule, Schedule) else "implicit",
         "trees": schedule.chunk_count if is_of_trees else None,
         "height": schedule.height,
-        "steps": schedule.steps,
         "rounds": None if schedule.rounds is None else sum(schedule.rounds),
         "chunks": schedule.chunk_count,
         "grid": None if grid is None else grid_document(*grid),
@@ -77,22 +84,18 @@ def solution_document(schedule: AnySchedule, seconds: float, file: Path | None) 
 
 
 def at_size(schedule: AnySchedule, options: SolveOptions) -> Json:
-    """How long a schedule takes at a size, by links alone and priced, and all at least; empty without one."""
+    """What a schedule takes at a size and all at least, by links alone and priced; empty without a size."""
     size_bytes = options.size_bytes
     if size_bytes is None:
         return {}
-    from arborcast.synth.bounds.time_limits import time_limit
+    from arborcast.synth.selection import PricedLimit
     from arborcast.synth.simulation.simulator import simulate
 
-    least = options.min_piece_bytes
-    limit = time_limit(schedule.topology, schedule.collective, schedule.bound)
-    least_us = float(limit.at(size_bytes))
-    return {
-        "size": size_bytes,
-        "time_us": simulate(schedule, size_bytes, min_piece_bytes=least).time_us,
-        "priced_us": simulate(schedule, size_bytes, min_piece_bytes=least, priced=True).time_us,
-        "least_us": least_us,
-    }
+    said: Json = {"size": size_bytes}
+    for priced, time, least in ((False, "time_us", "least_us"), (True, "priced_us", "priced_least_us")):
+        run = simulate(schedule, size_bytes, min_piece_bytes=options.min_piece_bytes, priced=priced)
+        said |= {time: run.time_us, least: PricedLimit.of(schedule, priced).at(size_bytes)}
+    return said
 
 
 def describe_solution(schedule: AnySchedule, solution: Json) -> list[str]:
@@ -123,13 +126,21 @@ def describe_solution(schedule: AnySchedule, solution: Json) -> list[str]:
 def _describe_at_size(solution: Json, bound: Bound, topology: Topology) -> list[str]:
     if "size" not in solution:
         return []
-    size, time_us, least_us = format_size(solution["size"]), solution["time_us"], solution["least_us"]
-    least = f"{every_schedule(bound)} takes at least {least_us:.1f} us"
-    if topology.is_planned:
-        least = f"{least_us:.1f} us by {PLANNED}"
-    priced_us = solution["priced_us"]
-    priced = "" if priced_us == time_us else f"{priced_us:.1f} us priced, "
-    return [f"  at       {size}: {priced}{time_us:.1f} us simulated; {least}", *_assumed("latency", topology)]
+    size, every = format_size(solution["size"]), every_schedule(bound)
+
+    def told(time: str, how: str, least: str) -> str:
+        limit = f"{solution[least]:.1f} us"
+        limit = f"{limit} by {PLANNED}" if topology.is_planned else f"{every} takes at least {limit}"
+        return f"{solution[time]:.1f} us {how}; {limit}"
+
+    if solution["priced_us"] == solution["time_us"]:
+        lines = [f"  at       {size}: {told('time_us', 'simulated', 'least_us')}"]
+    else:
+        lines = [
+            f"  at       {size}: {told('priced_us', 'priced', 'priced_least_us')}",
+            f"           {told('time_us', 'simulated on links alone', 'least_us')}",
+        ]
+    return [*lines, *_assumed("latency", topology)]
 
 
 def _grid_behind(schedule: AnySchedule) -> tuple[QuantizedRates, Fraction, Fraction] | None:
@@ -152,33 +163,21 @@ def _describe_form(schedule: AnySchedule) -> list[str]:
 
 def choices_document(choices: Sequence[Choice]) -> list[Json]:
     """Which schedule is fastest from which size on; empty unless a size was asked for."""
-    return [
-        {
-            "from_bytes": choice.from_bytes,
-            "method": choice.schedule.method.name,
-            "settings": dict(choice.schedule.method.settings),
-            "rate": str(choice.schedule.rate),
-            "steps": choice.schedule.steps,
-        }
-        for choice in choices
-    ]
+    return [{"from_bytes": choice.from_bytes, **said_of(choice.schedule)} for choice in choices]
 
 
 def describe_choices(choices: Sequence[Choice]) -> list[str]:
     """The same in words, as a table."""
     if not choices:
         return []
-    rows: list[tuple[str, str, str, str]] = [
-        (
-            f"  {format_size(choice.from_bytes)}",
-            choice.schedule.method.name,
-            _shape(choice.schedule),
-            gigabytes(choice.schedule.rate),
-        )
-        for choice in choices
-    ]
+    columns: Columns = {
+        "  from": lambda it: f"  {format_size(it.from_bytes)}",
+        "method": lambda it: it.schedule.method.name,
+        "shape": lambda it: _shape(it.schedule),
+        "rate": lambda it: gigabytes(it.schedule.rate),
+    }
     looked_at = "fastest by simulation, or within 1 % of it, at every size"
-    return ["", looked_at, *table(("  from", "method", "shape", "rate"), rows, left=4)]
+    return ["", looked_at, *table_of(choices, columns, left=4)]
 
 
 def compared_document(selection: Selection | None) -> Json:
@@ -186,7 +185,8 @@ def compared_document(selection: Selection | None) -> Json:
     if selection is None:
         return {}
     counts = Counter(schedule.method.name for schedule in selection.schedules)
-    return {"compared": dict(counts), "left_out": dict(selection.left_out)}
+    others = {"all others": selection.enough} if selection.enough else {}
+    return {"compared": dict(counts), "left_out": {**selection.left_out, **others}}
 
 
 def describe_compared(compared: Json) -> list[str]:
@@ -317,18 +317,15 @@ def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
     """A table of the points, and what is known beyond them."""
     from arborcast.synth.chunks.step_result import explain
 
-    rows = [
-        (
-            f"({point.chunks}, {point.steps}, {point.rounds})",
-            point.steps,
-            point.ratio,
-            f"{float(point.schedule.rate):.4g}",
-            _gap_of(point),
-            _how_far_proved(point),
-            point.proof,
-        )
-        for point in frontier.points
-    ]
+    columns: Columns = {
+        "(C, S, R)": lambda it: f"({it.chunks}, {it.steps}, {it.rounds})",
+        "steps": lambda it: it.steps,
+        "R/C": lambda it: it.ratio,
+        "GB/s": lambda it: f"{float(it.schedule.rate):.4g}",
+        "gap": _gap_of,
+        "": _how_far_proved,
+        "how": lambda it: it.proof,
+    }
     open_steps = ", ".join(map(str, frontier.open_steps))
     is_no_less = f"by {PLANNED} is" if frontier.topology.is_planned else "is at least"
     at_least = (
@@ -339,7 +336,7 @@ def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
     lines = [
         f"{frontier.topology.name} {frontier.collective.kind}: C chunks, S steps, R rounds",
         "",
-        *_aligned(("(C, S, R)", "steps", "R/C", "GB/s", "gap", "", "how"), rows),
+        *table_of(frontier.points, columns, left=len(columns)),
         "",
         *at_least,
         *describe_grid(frontier.grid, *frontier.limits_of_rate),
@@ -388,12 +385,6 @@ def describe_grid(grid: QuantizedRates | None, real: Fraction, rounded: Fraction
     return [f"  grid     {grid}; {costs}; --rate-tolerance 0 takes them as they are"]
 
 
-def _aligned(header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> list[str]:
-    """A table whose last two columns are words."""
-    lines = table(header, rows, left=len(header))
-    return [line.rstrip() for line in lines]
-
-
 def describe_comparison(comparison: BaselineTimings, schedule: AnySchedule) -> list[str]:
     """Two tables over the sizes, a column per method: times and what none is below, then bus bandwidths."""
     from arborcast.synth.baselines.nccl_model import NOT_RUN
@@ -431,7 +422,7 @@ def describe_topology(topology: Topology) -> list[str]:
     """The matrix of bandwidths where it fits a screen, otherwise how many vertices have which bandwidth."""
     headline = (
         f"{topology.name}: {counted(topology.ranks, 'rank')}, "
-        f"{counted(len(topology.switches) - len(topology.parallels), 'switch', 'switches')}, "
+        f"{counted(len(topology.switches) - len(topology.parallels), 'switch')}, "
         f"{counted(len(topology.cables), 'directed link')}"
     )
     small = topology.size - len(topology.parallels) <= 20
@@ -475,17 +466,11 @@ def machine_document(machine: Machine) -> Json:
     label = machine.topology.label
     return {
         **({"gpu": machine.gpu or list(machine.gpus)} if any(machine.gpus) else {}),
-        "devices": list(machine.devices),
-        "hosts": list(machine.hosts),
+        **picked(machine, "devices", "hosts", "notes"),
         "nics": [
-            {
-                "name": nic.name,
-                "rate": None if nic.rate is None else str(nic.rate),
-                "near": [label(vertex) for vertex in nic.near],
-            }
+            {**picked(nic, "name", "rate"), "near": [label(vertex) for vertex in nic.near]}
             for nic in machine.nics
         ],
-        "notes": list(machine.notes),
     }
 
 
@@ -497,7 +482,7 @@ def describe_machine(machine: Machine) -> list[str]:
         for rank, device in enumerate(machine.devices[:MOST_NAMED])
         if device
     ]
-    lines = ["", *_aligned(("  rank", "device", "gpu", ""), rows)] if rows else []
+    lines = ["", *table(("  rank", "device", "gpu", ""), rows, left=4)] if rows else []
     if rows and len(machine.devices) > MOST_NAMED:
         lines.append(f"  ... of {len(machine.devices)}; --json has all")
     if machine.nics:
@@ -507,10 +492,6 @@ def describe_machine(machine: Machine) -> list[str]:
         )
         lines += ["", f"  nics     {named}"]
     return lines
-
-
-def counted(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _matrix(topology: Topology) -> list[str]:
@@ -539,6 +520,6 @@ def _summary(topology: Topology) -> list[str]:
     )
     lines = []
     for (is_switch, sent, received), count in kinds.items():
-        vertices = counted(count, "switch", "switches") if is_switch else counted(count, "rank")
+        vertices = counted(count, "switch") if is_switch else counted(count, "rank")
         lines.append(f"  {vertices} with {gigabytes(sent)} out, {gigabytes(received)} in")
     return lines

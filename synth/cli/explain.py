@@ -35,6 +35,7 @@ from arborcast.synth.cli.options import (
     option,
 )
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError
+from arborcast.synth.formats.documents import picked
 from arborcast.synth.formats.sizes import format_size, parse_size
 from arborcast.synth.formats.words import MOST_NAMED, at_most, every_schedule, gigabytes, share
 from arborcast.synth.topology import Hop, Topology
@@ -286,12 +287,7 @@ def words_of(options: FabricOptions) -> Iterator[str]:
 def _traffic_document(traffic: LinkUse | None) -> Json | None:
     if traffic is None:
         return None
-    return {
-        "time_us": traffic.time_us,
-        "rate": str(traffic.rate),
-        "used": float(traffic.used),
-        "idle": [list(hop) for hop in traffic.idle],
-    }
+    return {**picked(traffic, "time_us", "rate", "idle"), "used": float(traffic.used)}
 
 
 def _document(found: Explanation, topology: Topology) -> Json:
@@ -299,13 +295,9 @@ def _document(found: Explanation, topology: Topology) -> Json:
 
     rows = [
         {
-            "method": row.method,
-            "protocol": row.protocol.value,
-            "channels": row.plan.channels,
+            **picked(row, "method", "protocol", "time_us", "rate"),
+            **picked(row.plan, "channels", "source"),
             "channel_gbps": float(row.plan.channel_rate),
-            "time_us": row.time_us,
-            "rate": str(row.rate),
-            "source": row.plan.source,
         }
         for row in found.nccl
     ]
@@ -315,7 +307,7 @@ def _document(found: Explanation, topology: Topology) -> Json:
         "least_us": found.least_us,
         "best": {"method": found.method, **(_traffic_document(found.best) or {})},
         "unknown": dict(found.unknown),
-        "advice": [{"what": it.what, "gain": it.gain, "commands": list(it.commands)} for it in found.advice],
+        "advice": [picked(it, "what", "gain", "commands") for it in found.advice],
     }
 
 

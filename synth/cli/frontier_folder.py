@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from arborcast.synth.chunks.allreduce.points import Point
 from arborcast.synth.chunks.frontier import Frontier
@@ -12,12 +11,10 @@ from arborcast.synth.chunks.limit_documents import limit_to_document
 from arborcast.synth.chunks.problem.time_reversal import IMAGES
 from arborcast.synth.chunks.step_result import explain
 from arborcast.synth.cli.description import grid_document
-from arborcast.synth.errors import InputError
 from arborcast.synth.formats import write_explicit
-from arborcast.synth.formats.atomic import write_atomically
+from arborcast.synth.formats.atomic import make_folder, write_atomically
+from arborcast.synth.formats.documents import Document, picked
 from arborcast.synth.ports import ported
-
-Document: TypeAlias = dict[str, Any]
 
 
 def frontier_to_document(frontier: Frontier) -> Document:
@@ -29,34 +26,21 @@ def frontier_to_document(frontier: Frontier) -> Document:
         "ranks": len(frontier.collective.ranks),
         "frontier": [point_to_document(point) for point in frontier.points],
         "grid": None if frontier.grid is None else grid_document(frontier.grid, *frontier.limits_of_rate),
-        "static_ratio": str(frontier.static_ratio),
-        "complete": frontier.complete,
-        "why_stopped": frontier.why_stopped,
-        "open_steps": list(frontier.open_steps),
+        **picked(frontier, "static_ratio", "complete", "why_stopped", "open_steps", "timed_out", "seconds"),
         "limits": [
             {"steps": steps, "least": str(limit.ratio), "proof": explain(limit)}
             for steps, limit in sorted(frontier.limits.items())
         ],
-        "timed_out": frontier.timed_out,
-        "seconds": frontier.seconds,
     }
 
 
 def point_to_document(point: Point) -> Document:
     """One entry of `frontier`."""
     return {
-        "chunks": point.chunks,
-        "steps": point.steps,
-        "rounds": point.rounds,
-        "ratio": str(point.ratio),
+        **picked(point, "chunks", "steps", "rounds", "ratio", "least", "gap"),
+        **picked(point, "scope", "restriction", "proof", "proved_by"),
         "proved": point.is_proved and not point.schedule.topology.is_planned,
-        "least": str(point.least),
-        "gap": None if point.gap is None else str(point.gap),
-        "scope": point.scope,
-        "restriction": point.restriction,
         "limit": None if point.is_proved else str(point.least),
-        "proof": point.proof,
-        "proved_by": [prover.value for prover in point.proved_by],
         "rate": str(point.schedule.rate),
         "file": None,
     }
@@ -70,7 +54,7 @@ MOST_DRAWN = 5000
 """Sends up to which a schedule is drawn: more would be a cloud, and megabytes of it."""
 
 
-def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
+def write_frontier(frontier: Frontier, folder: Path) -> Document:
     """Write `frontier.json`, `frontier.svg`, and of each point a schedule and a picture of its steps.
 
     Those are called by (C, S, R), such as `c6-s3-r7.json` and `c6-s3-r7.svg`.
@@ -83,10 +67,7 @@ def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
     """
     from arborcast.synth.pictures import draw_frontier, draw_steps
 
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be made: {error.strerror or error}") from error
+    make_folder(folder)
     document = frontier_to_document(frontier)
     certified = []
     fabric = ported(frontier.topology)  # that limits are about

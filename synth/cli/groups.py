@@ -33,6 +33,7 @@ from arborcast.synth.cli.options import (
     rank_list,
 )
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.documents import picked
 from arborcast.synth.formats.words import at_most, gigabytes, share
 from arborcast.synth.topology import PLANNED
 
@@ -199,12 +200,8 @@ def groups_document(
         "assumed": assumptions_document(found.topology),
         "groups": [
             {
-                "kind": group.collective.kind.value,
-                "root": group.collective.root,
-                "ranks": list(group.collective.ranks),
-                "weight": str(group.weight),
-                "alone": str(group.alone),
-                "rate": str(group.rate),
+                **picked(group.collective, "kind", "root", "ranks"),
+                **picked(group, "weight", "alone", "rate"),
                 "bound": str(found.certificate.levels[level_of[number]].bound * group.weight),
                 "level": level_of[number],
                 "method": group.written.method.name,

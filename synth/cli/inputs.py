@@ -159,8 +159,7 @@ def collective_on(name: str, on: FabricRequest, root: int | None) -> Collective:
     Raises:
         InputError: a root where there is none, or a collective that does not fit.
     """
-    from arborcast.synth.api import as_collective
-    from arborcast.synth.collective import Kind
+    from arborcast.synth.collective import Kind, as_collective
     from arborcast.synth.formats import read_collective
 
     in_file = name.lower().endswith((".yaml", ".yml", ".json"))

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arborcast.synth.cli.console import Json, answer, progress, table
+from arborcast.synth.cli.console import Columns, Json, answer, progress, table, table_of
 from arborcast.synth.cli.description import describe_bound, model_of
 from arborcast.synth.cli.inputs import check_found, failing_as_json, text_of
-from arborcast.synth.errors import InputError, TimedOutError
+from arborcast.synth.errors import TimedOutError
+from arborcast.synth.formats.schedules import said_of
 from arborcast.synth.formats.sizes import format_size
 from arborcast.synth.formats.words import gigabytes, share
 
@@ -58,12 +59,9 @@ def frontier_document(found: LatencyBandwidth) -> Json:
         "least_latency_us": float(found.limit.at(0)),
         "points": [
             {
-                "method": point.schedule.method.name,
-                "settings": dict(point.schedule.method.settings),
-                "steps": point.schedule.steps,
+                **said_of(point.schedule),
                 "chunks": point.schedule.chunk_count,
                 "latency_us": float(point.latency_us),
-                "rate": str(point.schedule.rate),
                 "share_of_bound": float(point.schedule.rate / found.bound.rate),
                 "file": None,
             }
@@ -86,12 +84,9 @@ def frontier_document(found: LatencyBandwidth) -> Json:
 def _write(found: LatencyBandwidth, document: Json, folder: Path) -> None:
     """A schedule of each point, and `frontier.json`."""
     from arborcast import synth
-    from arborcast.synth.formats.atomic import write_atomically
+    from arborcast.synth.formats.atomic import make_folder, write_atomically
 
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be made: {error.strerror or error}") from error
+    make_folder(folder)
     for index, (point, entry) in enumerate(zip(found.points, document["points"], strict=True)):
         path = folder / f"p{index}-{point.schedule.method.name}.json"
         synth.write_schedule(point.schedule, path)
@@ -112,22 +107,19 @@ def _lines(found: LatencyBandwidth, folder: Path | None) -> list[str]:
         )
         for index, point in enumerate(found.points)
     ]
-    sizes = [
-        (
-            f"  {format_size(each.size_bytes)}",
-            each.point,
-            f"{each.time_us:.1f} us",
-            f"{float(each.least_us):.1f} us",
-            f"{float(each.least_us) / each.time_us:.1%}",
-        )
-        for each in found.sizes
-    ]
+    columns: Columns = {
+        "  size": lambda it: f"  {format_size(it.size_bytes)}",
+        "point": lambda it: it.point,
+        "simulated": lambda it: f"{it.time_us:.1f} us",
+        "at least": lambda it: f"{float(it.least_us):.1f} us",
+        "share": lambda it: f"{float(it.least_us) / it.time_us:.1%}",
+    }
     lines = [
         f"{found.topology.name} {found.collective.kind}: schedules of known patterns and low trees",
         "",
         *table(("  point", "method", "shape", "latency", "rate", "of the bound"), points, left=2),
         "",
-        *table(("  size", "point", "simulated", "at least", "share"), sizes),
+        *table_of(found.sizes, columns),
         "",
         f"  limit    latency {float(found.limit.at(0)):.1f} us, rate {gigabytes(bound.rate)}",
         *describe_bound(bound, found.topology),

@@ -14,7 +14,7 @@ from arborcast.synth.cli.console import Json, answer, log
 from arborcast.synth.cli.description import assumptions_document
 from arborcast.synth.cli.options import AsJson, Seed, count, option, target
 from arborcast.synth.errors import InputError, TimedOutError
-from arborcast.synth.formats.words import assumed, at_most
+from arborcast.synth.formats.words import assumed, at_most, counted
 
 if TYPE_CHECKING:
     from arborcast.synth.baselines.host_network import Busiest, Host, HostNetwork
@@ -224,8 +224,7 @@ def _lines(
         return f"ring {ring}; trees {_value(cost.tree, cost.tree_link, rated)}"
 
     count = len(listed)
-    places = len(network.of_place)
-    yield f"hosts     {count} of {network.topology.name}, in {places} place{'' if places == 1 else 's'}"
+    yield f"hosts     {count} of {network.topology.name}, in {counted(len(network.of_place), 'place')}"
     yield f"given     {told(found.given)}"
     if found.order == tuple(range(count)):
         yield "best      the order as it is: no other was found to be better"

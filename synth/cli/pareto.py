@@ -64,7 +64,7 @@ def pareto(
     where the fabric is symmetric, of latency for rate: of known patterns and low trees, beside proved limits.
     """
     from arborcast import synth
-    from arborcast.synth import api as synth_api
+    from arborcast.synth.api import approach
     from arborcast.synth.chunks.solvers.jobs import running_on
     from arborcast.synth.cli.frontier_folder import PICTURE, frontier_to_document, write_frontier
     from arborcast.synth.cli.latency_bandwidth import show_latency_bandwidth
@@ -78,7 +78,7 @@ def pareto(
     topology = on.topology
     wanted = collective_on(collective, on, root)
     options = SolveOptions(seed=seed, deadline_s=deadline, min_piece_bytes=min_piece)
-    asked = synth_api.approach(on.topology, wanted, options=options)
+    asked = approach(topology, wanted, options=options)
     if asked.translations is not None:
         refuse(OF_STEPS, max_steps=max_steps, tolerance=tolerance, rate_tolerance=rate_tolerance)
         show_latency_bandwidth(asked, on, output, as_json)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arborcast.synth.cli.console import table
+from arborcast.synth.formats.documents import picked
+from arborcast.synth.formats.words import counted
 
 if TYPE_CHECKING:
     from arborcast.pipeline.planning.plan_comparison import Comparison, PlanCandidate
@@ -25,18 +27,12 @@ def plan_document(found: Comparison, seconds: float, output: Path | None) -> dic
         "device": None if found.costed.device is None else found.costed.device.name,
         "device_from": found.costed.said_by,
         "chosen": found.best.method,
-        "method": plan.method,
         "batch": found.batch,
-        "order": plan.order,
-        "microbatches": plan.microbatches,
-        "recompute": plan.recompute,
-        "offload_gbps": plan.offload_gbps,
+        **picked(plan, "method", "order", "microbatches", "recompute", "offload_gbps"),
         "stages": [
             {
-                "start": stage.start,
-                "end": stage.end,
+                **picked(stage, "start", "end", "ranks"),
                 "layers": [profile.layers[stage.start].name, profile.layers[stage.end - 1].name],
-                "ranks": list(stage.ranks),
                 "memory_bytes": memory.total,
                 "in_flight": in_flight,
                 **({"segments": segments_to_document(stage.segments)} if stage.segments else {}),
@@ -59,14 +55,8 @@ def plan_document(found: Comparison, seconds: float, output: Path | None) -> dic
 
 def figures(predicted: Prediction) -> dict[str, Any]:
     """What is expected of a plan, in the keys of `--json`."""
-    return {
-        "time_us": predicted.time_us,
-        "bound_us": predicted.bound_us,
-        "least_us": predicted.least_us,
-        "bound_condition": predicted.bound_condition,
-        "bubble": predicted.bubble,
-        "samples_per_s": predicted.samples_per_s,
-    }
+    times = picked(predicted, "time_us", "bound_us", "least_us", "bound_condition")
+    return {**times, **picked(predicted, "bubble", "samples_per_s")}
 
 
 def _alternative(other: PlanCandidate, chosen: Prediction) -> dict[str, Any]:
@@ -74,11 +64,8 @@ def _alternative(other: PlanCandidate, chosen: Prediction) -> dict[str, Any]:
         return {"why": other.why_not}
     return {
         "stages": [[stage.start, stage.end, list(stage.ranks)] for stage in other.plan.stages],
-        "microbatches": other.plan.microbatches,
-        "order": other.plan.order,
-        "recompute": other.plan.recompute,
-        "remark": other.remark,
-        "memory_bytes": other.memory_bytes,
+        **picked(other.plan, "microbatches", "order", "recompute"),
+        **picked(other, "remark", "memory_bytes"),
         "slower": other.prediction.time_us / chosen.time_us,
         **figures(other.prediction),
     }
@@ -96,14 +83,11 @@ def comparison_document(found: Comparison, seconds: float) -> dict[str, Any]:
         "memory_limit_bytes": found.memory_bytes,
         "ways": [
             {
-                "method": it.method,
+                **picked(it, "method", "time_us", "memory_bytes", "remark"),
                 "divides_operators": it in found.divided,
-                "time_us": it.time_us,
-                "memory_bytes": it.memory_bytes,
                 "bubble": None if it.prediction is None else it.prediction.bubble,
                 "collectives_at_least_us": it.collectives_us,
                 "plan": None if it.plan is None else _shape(it.plan),
-                "remark": it.remark,
                 "why": it.why_not,
             }
             for it in ways
@@ -151,6 +135,7 @@ def describe_plan(found: Comparison, document: Mapping[str, Any]) -> list[str]:
     from arborcast.pipeline.planning.memory_need import readable
 
     plan, profile, topology = found.plan, found.profile, found.topology
+    divided = counted(plan.microbatches, "microbatch")
     limit, most = document["memory_limit_bytes"], document["bound_us"]
     proved = ORDERS[plan.order].is_bounded and plan.max_in_flight is None
     by_layer = any(stage.segments for stage in plan.stages)
@@ -180,7 +165,7 @@ def describe_plan(found: Comparison, document: Mapping[str, Any]) -> list[str]:
         f"{profile.source or 'from a file'}",
         *_describe_device(document["device"], document["device_from"]),
         *stages,
-        f"{document['batch']} samples a step in {_counted(plan.microbatches)}, order {plan.order}"
+        f"{document['batch']} samples a step in {divided}, order {plan.order}"
         + (", recomputing forward passes" if plan.recompute else "")
         + (f", offload at {plan.offload_gbps:g} GB/s" if plan.offload_gbps is not None else "")
         + ("" if limit is None else f", at most {readable(limit)} on a rank"),
@@ -229,10 +214,8 @@ def _shape(plan: Plan) -> str:
     shape = f"{counts} ranks" if len(plan.workers) > 1 else f"all on {counts} ranks"
     if plan.is_divided:
         shape += f" as {'+'.join('x'.join(map(str, it.mesh.shape)) or '1' for it in plan.stages)}"
-    return (
-        f"{shape}{'' if each == 1 else f', {each} stages each'}, {_counted(plan.microbatches)}, {plan.order}"
-        f"{_repeated(plan)}"
-    )
+    several = "" if each == 1 else f", {each} stages each"
+    return f"{shape}{several}, {counted(plan.microbatches, 'microbatch')}, {plan.order}{_repeated(plan)}"
 
 
 def _repeated(plan: Plan) -> str:
@@ -248,7 +231,3 @@ def _time(us: float) -> str:
     if us < 1e3:
         return f"{us:.3g} us"
     return f"{us / 1e3:.4g} ms" if us < 1e6 else f"{us / 1e6:.4g} s"
-
-
-def _counted(microbatches: int) -> str:
-    return f"{microbatches} microbatch{'' if microbatches == 1 else 'es'}"

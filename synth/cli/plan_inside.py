@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arborcast.synth.cli.console import table
+from arborcast.synth.cli.console import Columns, table, table_of
 from arborcast.synth.cli.plan_description import figures
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.documents import picked
 
 if TYPE_CHECKING:
     from arborcast.pipeline.costs.devices import DeviceRates
@@ -104,13 +105,7 @@ def _stage(found: ShardedChoice, plan: JointPlan, number: int) -> dict[str, Any]
         "memory_bytes": predicted.memory[number].total,
         "operators": list(_operators(graph, stage)),
         "collectives": [
-            {
-                "kind": str(it.kind),
-                "axes": list(it.axes),
-                "size_bytes": it.size_bytes,
-                "per_microbatch": it.per_microbatch,
-                "per_step": it.per_step,
-            }
+            {"kind": str(it.kind), **picked(it, "axes", "size_bytes", "per_microbatch", "per_step")}
             for it in calls(graph, stage.priced.sharding.chosen, setting)
         ],
     }
@@ -175,38 +170,32 @@ def describe_choice(document: Mapping[str, Any]) -> list[str]:
             f"stage {number}: {_range(stage['layers'])} on ranks {ranks} as mesh {_mesh(stage['mesh'])}, "
             f"a rank holds {readable(stage['memory_bytes'])}",
             f"busy {_ms(stage['time_us'])} of a step; messages behind it take {_ms(stage['crossing_us'])}",
-            *table(
-                ("operator", "name", "times", "reads", "makes", "updated"),
-                [
-                    (
-                        row["operator"],
-                        row["name"],
-                        row["times"],
-                        ", ".join(row["reads"]),
-                        ", ".join(row["makes"]),
-                        row["updated"] or "",
-                    )
-                    for row in stage["operators"]
-                ],
-                left=2,
-            ),
+            *table_of(stage["operators"], OPERATORS, left=2),
         ]
         if stage["collectives"]:
-            lines += table(
-                ("collective", "axes", "size", "each microbatch", "each step"),
-                [
-                    (
-                        row["kind"],
-                        ",".join(map(str, row["axes"])),
-                        readable(row["size_bytes"]),
-                        row["per_microbatch"],
-                        row["per_step"],
-                    )
-                    for row in stage["collectives"]
-                ],
+            lines += table_of(
+                stage["collectives"],
+                {
+                    "collective": lambda row: row["kind"],
+                    "axes": lambda row: ",".join(map(str, row["axes"])),
+                    "size": lambda row: readable(row["size_bytes"]),
+                    "each microbatch": lambda row: row["per_microbatch"],
+                    "each step": lambda row: row["per_step"],
+                },
                 left=2,
             )
     return lines
+
+
+OPERATORS: Columns = {
+    "operator": lambda row: row["operator"],
+    "name": lambda row: row["name"],
+    "times": lambda row: row["times"],
+    "reads": lambda row: ", ".join(row["reads"]),
+    "makes": lambda row: ", ".join(row["makes"]),
+    "updated": lambda row: row["updated"] or "",
+}
+"""How each operator of a stage is divided."""
 
 
 def _mesh(shape: list[int]) -> str:

@@ -26,6 +26,8 @@ from arborcast.synth.cli.options import (
     writable,
 )
 from arborcast.synth.errors import InputError, TimedOutError
+from arborcast.synth.formats.documents import picked
+from arborcast.synth.formats.reading import head_of
 from arborcast.synth.formats.words import gigabytes, of_bound
 
 if TYPE_CHECKING:
@@ -49,12 +51,7 @@ ProtocolName = Literal["Simple", "LL", "LL128"]
 
 def is_program(file: Path) -> bool:
     """Whether a file holds a program rather than a schedule; what cannot be read is left to others to say."""
-    try:
-        with file.open("rb") as opened:
-            head = opened.read(_HEAD).decode(errors="replace")
-    except (OSError, ValueError):
-        return False
-    return holds_program(head)
+    return holds_program(head_of(file, _HEAD))
 
 
 def export(
@@ -382,17 +379,10 @@ def _choices(
 def _facts(program: GlobalProgram) -> Json:
     return {
         "collective": str(program.kind),
-        "root": program.root,
-        "ranks": program.ranks,
-        "chunks": program.chunks,
-        "protocol": str(program.protocol),
-        "channels": program.channels,
+        **picked(program, "root", "ranks", "chunks", "protocol", "channels"),
         "thread_blocks": max(len(part.blocks) for part in program.parts),
         "steps": program.operation_count,
-        "in_place": program.in_place,
-        "out_of_place": program.out_of_place,
-        "least_bytes": program.least_bytes,
-        "most_bytes": program.most_bytes,
+        **picked(program, "in_place", "out_of_place", "least_bytes", "most_bytes"),
     }
 
 
@@ -444,19 +434,11 @@ def _verdict_document(
     return {
         "format": runtime_of(program),
         **_facts(program),
-        "errors": list(verdict.errors),
+        **picked(verdict, "errors", "notes"),
         "kinds": sorted(verdict.kinds),
-        "notes": list(verdict.notes),
-        "trace": [
-            {"rank": wait.rank, "block": wait.block, "step": wait.step, "text": wait.text}
-            for wait in verdict.trace
-        ],
+        "trace": [picked(wait, "rank", "block", "step", "text") for wait in verdict.trace],
         "rate": None if found is None else str(found.rate),
         "bound": None if found is None else str(found.bound.rate),
-        "max_link_load": None if found is None else str(_most(found)),
+        "max_link_load": None if found is None else str(max(found.loads.values(), default=Fraction(0))),
         "picture": text_of(picture),
     }
-
-
-def _most(found: Traffic) -> Fraction:
-    return max(found.loads.values(), default=Fraction(0))

@@ -139,42 +139,46 @@ def solve(
         min_piece_bytes=min_piece,
     )
     on = load_fabric(fabric)
-    topology = on.topology
     stopwatch = Stopwatch()
     choices: Sequence[Choice] = ()
     selection: Selection | None = None
     try:
-        with progress(f"solving {collective} on {topology.name}", quiet=as_json):
+        with progress(f"solving {collective} on {on.topology.name}", quiet=as_json):
             chosen = collective_on(collective, on, root)
-            asked = approach(on.faulty or topology, chosen, method, options, form)
-            if options.size_bytes is None:
+            asked = approach(on.faulty or on.topology, chosen, method, options, form)
+            if size is None:
                 schedule = asked.answer()
             else:
                 selection = asked.selection()
-                schedule = selection.fastest_in_time(options.size_bytes)
-                try:
-                    choices = selection.choices() if selection.is_of_all else ()
-                except TimedOutError as late:  # its best is of another size
-                    raise TimedOutError(f"the table of choices by size: {late}", schedule) from late
+                schedule = selection.fastest_in_time(size)
+                choices = _table(selection, schedule)
     except InfeasibleError as error:
         say_infeasible(error, on, collective, as_json, _proof_files(error))
         raise
     except TimedOutError as error:
-        _tell_late(error, stopwatch.seconds, output, as_json)
+        _tell_late(error, stopwatch.seconds, output, compared_document(selection), as_json)
         raise
-    if prove_time and options.size_bytes:
-        schedule = with_time(schedule, options.size_bytes)
+    if prove_time and size:
+        schedule = with_time(schedule, size)
     solution = {**kept(schedule, stopwatch.seconds, output), **at_size(schedule, options)}
     compared = compared_document(selection)
-
-    def words() -> list[str]:
-        return [
+    answer(
+        as_json,
+        {**solution, "choices": choices_document(choices), **compared},
+        lambda: [
             *describe_solution(schedule, solution),
             *describe_choices(choices),
             *describe_compared(compared),
-        ]
+        ],
+    )
 
-    answer(as_json, {**solution, "choices": choices_document(choices), **compared}, words)
+
+def _table(selection: Selection, best: AnySchedule) -> Sequence[Choice]:
+    """Which schedule serves which size; empty where candidates were made for one size alone."""
+    try:
+        return () if selection.enough else selection.choices()
+    except TimedOutError as late:  # its best is of another size
+        raise TimedOutError(f"the table of choices by size: {late}", best) from late
 
 
 def with_time(schedule: AnySchedule, size_bytes: int) -> AnySchedule:
@@ -194,11 +198,13 @@ def _proof_files(error: InfeasibleError) -> Json:
     return {"proof_file": proof, "formula_file": None if proof is None else f"{proof}.cnf"}
 
 
-def _tell_late(error: TimedOutError, seconds: float, output: Path | None, as_json: bool) -> None:
-    """Say and write the best that was found before time or solvers ran out."""
+def _tell_late(
+    error: TimedOutError, seconds: float, output: Path | None, compared: Json, as_json: bool
+) -> None:
+    """Say and write the best that was found before time or solvers ran out, and what it was compared with."""
     best = {} if error.best is None else kept(error.best, seconds, output)
     if as_json:
         died = isinstance(error, SolverDiedError)
-        print_json({**best, "timed_out": not died, "solver_died": died, "why": str(error)})
+        print_json({**best, "timed_out": not died, "solver_died": died, "why": str(error), **compared})
     elif error.best is not None:
-        print_lines(describe_solution(error.best, best))
+        print_lines([*describe_solution(error.best, best), *describe_compared(compared)])

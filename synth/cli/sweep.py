@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,10 +123,7 @@ def _tell(
         assumed = assumptions_document(topology)
         print_json({**counts, "assumed": assumed, "answers": found, **parts_document(*apart)})
         return
-    statuses: dict[tuple[str, str], int] = {}
-    for answer in found:
-        key = (answer["collective"], answer["status"])
-        statuses[key] = statuses.get(key, 0) + 1
+    statuses = Counter((answer["collective"], answer["status"]) for answer in found)
     rows = [
         (kind, status, count, _optimal(found, kind, status)) for (kind, status), count in statuses.items()
     ]

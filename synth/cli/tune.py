@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from arborcast.synth.cli.console import answer, table
+from arborcast.synth.cli.console import Columns, answer, table_of
 from arborcast.synth.cli.inputs import load_fabric, planned_by_nccl, text_of
 from arborcast.synth.cli.options import AsJson, FabricOptions, Seed, option, target
 from arborcast.synth.errors import CollectiveError, InputError
+from arborcast.synth.formats.documents import picked
 from arborcast.synth.formats.sizes import format_size
 
 if TYPE_CHECKING:
@@ -84,13 +85,10 @@ def tune(
             "rows": [
                 {
                     "collective": row.kind.value,
-                    "least_bytes": row.least_bytes,
-                    "most_bytes": row.most_bytes,
+                    **picked(row, "least_bytes", "most_bytes", "hosts", "ranks"),
                     "algorithm": row.setting.algorithm,
                     "protocol": row.setting.protocol.value,
                     "channels": row.setting.channels or None,
-                    "hosts": row.hosts,
-                    "ranks": row.ranks,
                 }
                 for row in rows
             ],
@@ -134,22 +132,17 @@ def _lines(
 ) -> Iterator[str]:
     from arborcast.synth.baselines.nccl_tuning import MOST_BYTES
 
-    yield from table(
-        ("collective", "from", "to", "algorithm", "protocol", "channels", "hosts", "ranks"),
-        (
-            (
-                row.kind.value,
-                format_size(row.least_bytes),
-                "any" if row.most_bytes == MOST_BYTES else format_size(row.most_bytes),
-                row.setting.algorithm,
-                row.setting.protocol.value,
-                row.setting.channels or "NCCL's",
-                row.hosts,
-                row.ranks,
-            )
-            for row in rows
-        ),
-    )
+    columns: Columns = {
+        "collective": lambda row: row.kind.value,
+        "from": lambda row: format_size(row.least_bytes),
+        "to": lambda row: "any" if row.most_bytes == MOST_BYTES else format_size(row.most_bytes),
+        "algorithm": lambda row: row.setting.algorithm,
+        "protocol": lambda row: row.setting.protocol.value,
+        "channels": lambda row: row.setting.channels or "NCCL's",
+        "hosts": lambda row: row.hosts,
+        "ranks": lambda row: row.ranks,
+    }
+    yield from table_of(rows, columns)
     if not rows:
         yield "no row: NCCL's own choice was never slower by more than 2 %"
     yield ""

@@ -17,9 +17,10 @@ from typing_extensions import TypedDict  # pydantic refuses typing's own before 
 from arborcast.synth.errors import InputError, ScheduleError
 from arborcast.synth.faults.backup_schedules import BackupSchedules, Difference, Failure, Part
 from arborcast.synth.formats.atomic import replacing
-from arborcast.synth.formats.documents import Document, bound_to_document, prefixed, read_bound
+from arborcast.synth.formats.documents import Document, bound_to_document, picked, prefixed, read_bound
 from arborcast.synth.formats.reading import (
     check_format,
+    head_of,
     parse_json,
     read_text,
     shorten_path,
@@ -92,11 +93,7 @@ class _SparesShape(TypedDict):
 
 def is_spares(path: Path | str) -> bool:
     """Whether a file says that it holds spare schedules; False where it cannot be read."""
-    try:
-        with Path(path).open("rb") as file:
-            return f'"{SPARES_FORMAT.partition("/")[0]}/'.encode() in file.read(200)
-    except OSError:
-        return False
+    return f'"{SPARES_FORMAT.partition("/")[0]}/' in head_of(path, 200)
 
 
 def write_spares(spares: BackupSchedules, path: Path | str) -> None:
@@ -199,10 +196,8 @@ def _lines(spares: BackupSchedules) -> Iterator[str]:
         document = {
             **_failure(it.failure),
             "method": method_to_document(it.method),
-            "rate": str(it.rate),
+            **picked(it, "rate", "rounds", "unit"),
             "bound": bound_to_document(it.bound, left),
-            "rounds": None if it.rounds is None else list(it.rounds),
-            "unit": None if it.unit is None else str(it.unit),
             "chunks": [_chunk(part) for part in it.parts],
         }
         yield json.dumps(document, separators=(",", ":"), allow_nan=False)

@@ -67,7 +67,9 @@ def without(
     """
     slower = {} if slower is None else slower
     gone = _gone_links(topology, links)
-    lost = _gone_ranks(topology, ranks)
+    lost = list(ranks)
+    if lost:
+        topology.check_ranks(lost)
     for hop, rate in slower.items():
         _check_slower(topology, hop, rate, gone)
     faults = [_text(topology, hop) for hop in gone] + [f"rank {rank}" for rank in lost]
@@ -176,19 +178,6 @@ def _gone_links(topology: Topology, links: Iterable[Hop | str]) -> list[Hop]:
         if hop in gone or hop[::-1] in gone:
             raise TopologyError(f"link {_text(topology, hop)}: must be named once, got it twice")
         gone.append(hop)
-    return gone
-
-
-def _gone_ranks(topology: Topology, ranks: Iterable[int]) -> list[int]:
-    gone: list[int] = []
-    for rank in ranks:
-        if not 0 <= rank < topology.ranks:
-            raise TopologyError(
-                f"topology {topology.name}: rank must be in 0..{topology.ranks - 1}, got {rank}"
-            )
-        if rank in gone:
-            raise TopologyError(f"topology {topology.name}: ranks must be named once, got {rank} twice")
-        gone.append(rank)
     return gone
 
 

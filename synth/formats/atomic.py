@@ -32,6 +32,18 @@ def check_folder(folder: Path) -> None:
         raise InputError(f"{folder}: its parent folder {folder.parent} does not exist")
 
 
+def make_folder(folder: Path, *, parents: bool = False) -> None:
+    """Make a folder, unless it is there.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=parents, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made: {error.strerror or error}") from error
+
+
 def write_atomically(path: Path | str, content: str | bytes) -> None:
     """Put `content` (text as UTF-8) into the file, replacing what was there.
 

@@ -17,7 +17,7 @@ from arborcast.synth.certificate import Bound, Certificate, Cut, Dual, Partition
 from arborcast.synth.errors import InputError, ScheduleError, TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.ports import ported
-from arborcast.synth.topology import Link, Switch, Topology, Vertex
+from arborcast.synth.topology import Hop, Link, Switch, Topology, Vertex
 
 Document: TypeAlias = dict[str, Any]
 
@@ -73,12 +73,19 @@ def _said(thing: Link | Switch, *, always: Collection[str] = (), apart: Collecti
 
 
 def _plain(said: Mapping[str, object]) -> Document:
-    plain: Document = {}
-    for key, value in said.items():
-        plain[key] = str(value) if isinstance(value, Fraction) else value
-        if isinstance(value, tuple):
-            plain[key] = list(value)
-    return plain
+    return {key: plain(value) for key, value in said.items()}
+
+
+def plain(value: object) -> object:
+    """A value as documents hold it: fractions as text, tuples as lists, the rest as it is."""
+    if isinstance(value, tuple):
+        return [plain(each) for each in value]
+    return str(value) if isinstance(value, Fraction) else value
+
+
+def picked(thing: object, *names: str) -> Document:
+    """Attributes of a value, under their own names, as documents hold them."""
+    return {name: plain(getattr(thing, name)) for name in names}
 
 
 def switch_to_document(switch: Switch) -> Document:
@@ -351,7 +358,7 @@ def _certificate(shape: Mapping[str, Any], topology: Topology, place: str, prefi
         case "partition":
             blocks = (vertices(block, f"blocks[{i}]") for i, block in enumerate(shape["blocks"]))
             return Partition(tuple(blocks), shape["capacity"])
-    lengths: dict[tuple[Vertex, Vertex], Fraction] = {}
+    lengths: dict[Hop, Fraction] = {}
     for index, entry in enumerate(shape["lengths"]):
         where = f"{place}: {prefix}lengths[{index}]"
         pair = (vertex(entry["from"], f"{where}.from"), vertex(entry["to"], f"{where}.to"))

@@ -57,6 +57,15 @@ def read_text(path: Path | str, *, max_bytes: int) -> str:
     return text
 
 
+def head_of(path: Path | str, most: int) -> str:
+    """The first bytes of a file as text, to see what it is; empty where it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(most).decode(errors="replace")
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return ""
+
+
 @contextlib.contextmanager
 def without_collecting() -> Iterator[None]:
     """No search for cycles of garbage meanwhile.

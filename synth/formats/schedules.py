@@ -20,6 +20,7 @@ from arborcast.synth.formats.collectives import demands_to_documents, read_deman
 from arborcast.synth.formats.documents import (
     Document,
     bound_to_document,
+    picked,
     prefixed,
     raising,
     read_bound,
@@ -34,6 +35,7 @@ from arborcast.synth.formats.reading import (
     shorten_path,
     without_collecting,
 )
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Topology, Vertex
 
@@ -186,6 +188,12 @@ def method_to_document(method: Method) -> Document:
         if name in {"name", "seed"} or names.count(name) > 1:
             raise ScheduleError(f"method {method.name}: setting {name} must not stand twice in the file")
     return {"name": method.name, "seed": method.seed, **dict(method.settings)}
+
+
+def said_of(schedule: Schedule | ImplicitSchedule) -> Document:
+    """What answers say of each of their schedules."""
+    method = schedule.method
+    return {"method": method.name, "settings": dict(method.settings), **picked(schedule, "rate", "steps")}
 
 
 def chunk_to_document(chunk: Chunk) -> Document:

@@ -12,6 +12,11 @@ MOST_NAMED = 24
 """Vertices of a set, and sets of a partition, that are named one by one."""
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number with its noun: 1 rank, 2 switches."""
+    return f"{number} {one if number == 1 else many or one + ('es' if one.endswith('ch') else 's')}"
+
+
 def gigabytes(rate: Fraction) -> str:
     """A rate for people: the exact fraction, with a decimal where it is not whole."""
     exact = f"{rate} GB/s"

@@ -16,6 +16,7 @@ from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError, ScheduleError
 from arborcast.synth.formats import read_explicit, write_explicit
 from arborcast.synth.formats.atomic import check_folder, write_atomically
+from arborcast.synth.formats.documents import picked
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import check_format, parse_json, read_text, shorten_path
 from arborcast.synth.groups.result import GroupSchedule, GroupSchedules
@@ -57,12 +58,8 @@ def write_groups(found: GroupSchedules, folder: Path) -> list[Path]:
         "topology": found.topology.name,
         "groups": [
             {
-                "kind": group.collective.kind.value,
-                "root": group.collective.root,
-                "ranks": list(group.collective.ranks),
-                "weight": str(group.weight),
-                "rate": str(group.rate),
-                "alone": str(group.alone),
+                **picked(group.collective, "kind", "root", "ranks"),
+                **picked(group, "weight", "rate", "alone"),
                 "file": path.name,
                 **({} if group.images is None else {"images": list(group.images)}),
             }
@@ -80,9 +77,7 @@ def write_groups(found: GroupSchedules, folder: Path) -> list[Path]:
 def _level_document(level: Level, topology: Topology) -> dict[str, Any]:
     label = topology.label
     return {
-        "rate": str(level.rate),
-        "bound": str(level.bound),
-        "groups": list(level.groups),
+        **picked(level, "rate", "bound", "groups"),
         "lengths": [
             {"from": label(link.src), "to": label(link.dst), "length": str(length)}
             for link, length in zip(topology.links, level.lengths, strict=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 
 from arborcast.synth.bounds import bound
 from arborcast.synth.bounds.capacity_lp import SplitCapacities
-from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.groups.problem import GroupsProblem
@@ -19,20 +18,10 @@ from arborcast.synth.groups.view import GroupView
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.packing.exact import pack_split
 from arborcast.synth.packing.to_schedule import lift
-from arborcast.synth.packing.weighted_tree import Packing, WeightedTree
+from arborcast.synth.packing.weighted_tree import Packing
 from arborcast.synth.routes.paths import PathShare, lift_routes, routes_of_flow
-from arborcast.synth.schedule import Method, Schedule, Settings
+from arborcast.synth.schedule import Method, Schedule
 from arborcast.synth.topology import Hop, Topology
-
-
-@dataclass(frozen=True)
-class _GroupPaths:
-    """What one group does, in vertices of the whole fabric: carriers or routes."""
-
-    carriers: Sequence[WeightedTree]
-    routes: Sequence[PathShare]
-    settings: Settings
-    limit: Bound
 
 
 def schedules_of(
@@ -45,28 +34,19 @@ def schedules_of(
         ArithmeticError: a share has too many digits for exact flows.
     """
     found = {}
+    topology = problem.topology
     for group in problem.representatives:
-        plan, collective = _plan(problem, shares, group, seed, deadline), problem.collectives[group]
+        collective = problem.collectives[group]
+        limit = bound(topology, collective, deadline)
         if problem.view(group).is_routed:
-            method = Method("routes", seed, plan.settings)
-            lifted = lift_routes(problem.topology, collective, plan.routes)
-            found[group] = Schedule.build(problem.topology, collective, method, plan.limit, *lifted)
+            routes = [route for layer in problem.of_group(group) for route in _routes(problem, shares, layer)]
+            lifted = lift_routes(topology, collective, routes)
+            found[group] = Schedule.build(topology, collective, Method("routes", seed), limit, *lifted)
         else:
-            method = Method("trees", seed, plan.settings)
-            found[group] = lift(problem.topology, collective, method, plan.limit, plan.carriers)
+            packing = _packing(problem, shares, group, seed, deadline)
+            method = Method("trees", seed, packing.settings)
+            found[group] = lift(topology, collective, method, limit, packing.carriers)
     return found
-
-
-def _plan(
-    problem: GroupsProblem, shares: LevelRates, group: int, seed: int, deadline: Deadline
-) -> _GroupPaths:
-    view = problem.view(group)
-    limit = bound(problem.topology, problem.collectives[group], deadline)
-    if view.is_routed:
-        routes = [route for layer in problem.of_group(group) for route in _routes(problem, shares, layer)]
-        return _GroupPaths((), routes, (), limit)
-    packing = _packing(problem, shares, group, seed, deadline)
-    return _GroupPaths(packing.carriers, (), packing.settings, limit)
 
 
 def _routes(problem: GroupsProblem, shares: LevelRates, number: int) -> list[PathShare]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.topology import Link, Topology, Vertex
+from arborcast.synth.topology import Link, Topology, Vertex, on_some_way
 
 _SPREADING = {
     Kind.REDUCE: Kind.BROADCAST,
@@ -57,7 +57,8 @@ def view_of(topology: Topology, collective: Collective, *, relays: bool) -> Grou
         relays: whether ranks outside the group may forward for it, like switches. Those at which nothing
             can pass are left out, and so are switches.
     """
-    useful = _useful(topology, collective, relays=relays)
+    others = range(0 if relays else topology.ranks, topology.size)
+    useful = on_some_way(topology.links, collective.members | set(others), collective.members)
     order = [*collective.ranks, *sorted(useful - collective.members)]
     number = {vertex: position for position, vertex in enumerate(order)}
     is_reversed = collective.kind in _SPREADING
@@ -84,29 +85,3 @@ def view_of(topology: Topology, collective: Collective, *, relays: bool) -> Grou
         tuple(whole[link.src, link.dst] for link in local.links),
         is_reversed,
     )
-
-
-def _useful(topology: Topology, collective: Collective, *, relays: bool) -> set[Vertex]:
-    """The group's ranks, and all else that lies on some way between two different vertices."""
-    others = range(0 if relays else topology.ranks, topology.size)
-    kept = collective.members | set(others)
-    senders: dict[Vertex, set[Vertex]] = {vertex: set() for vertex in kept}
-    receivers: dict[Vertex, set[Vertex]] = {vertex: set() for vertex in kept}
-    for link in topology.links:
-        if link.src in kept and link.dst in kept:
-            senders[link.dst].add(link.src)
-            receivers[link.src].add(link.dst)
-    doubtful = sorted(kept - collective.members)
-    left = set(kept)
-    while doubtful:
-        vertex = doubtful.pop()
-        before, after = senders[vertex], receivers[vertex]
-        if vertex not in left or (before and after and len(before | after) > 1):
-            continue
-        left.discard(vertex)
-        for neighbour in before | after:
-            senders[neighbour].discard(vertex)
-            receivers[neighbour].discard(vertex)
-            if neighbour not in collective.members:
-                doubtful.append(neighbour)
-    return left

@@ -95,9 +95,3 @@ def headline(figure: Figure, title: str, note: str = "") -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
     if note:
         figure.supxlabel(note, x=0.01, ha="left", fontsize=8, color=QUIET)
-
-
-def counted(number: int, thing: str) -> str:
-    """A number with its noun: 1 rank, 2 switches."""
-    plural = f"{thing}es" if thing.endswith("ch") else f"{thing}s"
-    return f"{number} {thing if number == 1 else plural}"

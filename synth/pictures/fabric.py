@@ -12,7 +12,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arborcast.synth.pictures.canvas import FAINT, INK, QUIET, counted, headline, picture
+from arborcast.synth.formats.words import counted
+from arborcast.synth.pictures.canvas import FAINT, INK, QUIET, headline, picture
 from arborcast.synth.pictures.placement import Placement, Point, place
 from arborcast.synth.topology import Hop, Topology, Vertex
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
 
-from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.topology import Topology, Vertex, parts_of
 
 Point = tuple[float, float]
 Group = tuple[Vertex, ...]
@@ -67,7 +67,8 @@ def _place(
     if not switches:
         return _circle(sorted(vertices), turned=turned)
     middle = _outermost(topology, neighbours, vertices, switches)
-    parts = _components(neighbours, set(vertices) - set(middle))
+    pairs = ((vertex, other) for vertex in vertices for other in neighbours[vertex])
+    parts = [tuple(sorted(part)) for part in parts_of(set(vertices) - set(middle), pairs)]
     if all(len(part) == 1 for part in parts):
         return _around(neighbours, middle, [part[0] for part in parts], turned=turned)
     placements = [_place(topology, neighbours, part, turned=True) for part in parts]
@@ -93,20 +94,6 @@ def _outermost(
     }
     largest = max(order.values())
     return tuple(switch for switch in switches if order[switch] == largest)
-
-
-def _components(neighbours: Neighbours, vertices: set[Vertex]) -> list[Group]:
-    left = set(vertices)
-    found = []
-    while left:
-        part = {min(left)}
-        frontier = set(part)
-        while frontier:
-            frontier = {other for vertex in frontier for other in neighbours[vertex]} & left - part
-            part |= frontier
-        found.append(tuple(sorted(part)))
-        left -= part
-    return found
 
 
 def _circle(vertices: Sequence[Vertex], *, turned: bool) -> Placement:

@@ -13,13 +13,13 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.words import counted
 from arborcast.synth.pictures.canvas import (
     INK,
     LETTERS_PER_INCH,
     PALETTE,
     QUIET,
     check_path,
-    counted,
     headline,
     picture,
 )
@@ -219,18 +219,10 @@ def colour(number: int) -> tuple[float, float, float]:
     """The palette, then the palette darker, then lighter, and again."""
     from matplotlib.colors import to_rgb
 
-    red, green, blue = to_rgb(PALETTE[number % len(PALETTE)])
-    match number // len(PALETTE) % 3:
-        case 0:
-            return red, green, blue
-        case 1:
-            return _blend(red, 0, _DARK), _blend(green, 0, _DARK), _blend(blue, 0, _DARK)
-        case _:
-            return _blend(red, 1, _LIGHT), _blend(green, 1, _LIGHT), _blend(blue, 1, _LIGHT)
-
-
-def _blend(value: float, other: float, part: float) -> float:
-    return value + (other - value) * part
+    other, part = ((0, 0.0), (0, _DARK), (1, _LIGHT))[number // len(PALETTE) % 3]
+    pure = to_rgb(PALETTE[number % len(PALETTE)])
+    red, green, blue = (value + (other - value) * part for value in pure)
+    return red, green, blue
 
 
 def _title(schedule: Schedule) -> str:

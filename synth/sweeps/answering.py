@@ -15,6 +15,7 @@ from arborcast.synth.api import approach
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.faults.faulty import Faulty
 from arborcast.synth.formats.any_schedule import any_schedule_to_document
+from arborcast.synth.formats.schedules import said_of
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.selection import Selection
 from arborcast.synth.solve_options import SolveOptions
@@ -73,7 +74,8 @@ def answered(
             raise AssertionError(f"{question.key}: the schedule found is not correct: {verdict.errors[0]}")
         name = f"{question.key}-from-{from_bytes}.json"
         files[name] = json.dumps(any_schedule_to_document(schedule), allow_nan=False) + "\n"
-        choices.append(_choice(from_bytes, schedule, name))
+        proved = {"bound": str(schedule.bound.rate), "optimal": schedule.is_optimal}
+        choices.append({"from_bytes": from_bytes, **said_of(schedule), **proved, "file": name})
     document = {
         **question.to_document(),
         "status": status,
@@ -99,19 +101,6 @@ def _compared(selection: Selection, sizes: Sequence[int]) -> list[tuple[int, Any
     if selection.out_of_time is not None:
         raise TimedOutError(str(selection.out_of_time), found[-1][1])
     return found
-
-
-def _choice(from_bytes: int, schedule: AnySchedule, name: str) -> dict[str, Any]:
-    return {
-        "from_bytes": from_bytes,
-        "method": schedule.method.name,
-        "settings": dict(schedule.method.settings),
-        "rate": str(schedule.rate),
-        "bound": str(schedule.bound.rate),
-        "optimal": schedule.is_optimal,
-        "steps": schedule.steps,
-        "file": name,
-    }
 
 
 def as_text(document: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from arborcast.synth.errors import InputError
 from arborcast.synth.symmetry.automorphisms import automorphisms_of
 from arborcast.synth.symmetry.isomorphism import ComparableTopology
+from arborcast.synth.symmetry.permutations import images_of
 from arborcast.synth.topology import Permutation, Topology
 
 MOST_RANKS = 16
@@ -101,13 +102,6 @@ def _orbits(
     for chosen in combinations(range(ranks), size):
         if chosen in seen:
             continue
-        orbit, waiting = {chosen}, [chosen]
-        while waiting:
-            here = waiting.pop()
-            for generator in generators:
-                image = tuple(sorted(generator[rank] for rank in here))
-                if image not in orbit:
-                    orbit.add(image)
-                    waiting.append(image)
-        seen |= orbit
+        orbit = images_of(chosen, generators, lambda images, of: tuple(sorted(images[rank] for rank in of)))
+        seen.update(orbit)
         yield chosen, len(orbit)

@@ -19,7 +19,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty, left_of, without
 from arborcast.synth.sweeps.fragments import MOST_RANKS, representatives
 from arborcast.synth.symmetry.automorphisms import automorphisms_of
-from arborcast.synth.symmetry.permutations import orbits
+from arborcast.synth.symmetry.permutations import images_of, orbits
 from arborcast.synth.topology import Hop, Permutation, Topology
 
 DEFAULT_KINDS = (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.BROADCAST)
@@ -132,22 +132,14 @@ def _failures(topology: Topology, most: int, generators: Sequence[Permutation]) 
         seen: set[tuple[Hop, ...]] = set()
         for chosen in combinations(cables, count):
             if chosen not in seen:
-                seen |= _images(chosen, generators)
+                seen.update(images_of(chosen, generators, _moved))
                 yield chosen
 
 
-def _images(chosen: tuple[Hop, ...], generators: Sequence[Permutation]) -> set[tuple[Hop, ...]]:
-    """All sets of cables to which symmetries take one."""
-    found, waiting = {chosen}, [chosen]
-    while waiting:
-        here = waiting.pop()
-        for images in generators:
-            moved = ((images[src], images[dst]) for src, dst in here)
-            image = tuple(sorted((min(hop), max(hop)) for hop in moved))
-            if image not in found:
-                found.add(image)
-                waiting.append(image)
-    return found
+def _moved(images: Permutation, cables: tuple[Hop, ...]) -> tuple[Hop, ...]:
+    """The set of cables to which a symmetry takes one."""
+    moved = ((images[src], images[dst]) for src, dst in cables)
+    return tuple(sorted((min(hop), max(hop)) for hop in moved))
 
 
 def _roots(topology: Topology, kind: Kind) -> Iterator[int | None]:

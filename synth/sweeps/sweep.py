@@ -14,7 +14,7 @@ from typing import Any
 
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats import topology_to_document
-from arborcast.synth.formats.atomic import write_atomically
+from arborcast.synth.formats.atomic import make_folder, write_atomically
 from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.sweeps.answering import LATE, Answered, answered, as_text
 from arborcast.synth.sweeps.questions import Question
@@ -123,22 +123,19 @@ def _open(machine: Topology, folder: Path, options: SolveOptions, sizes: Sequenc
                     f"{path}: {name}:{shown} the folder holds another sweep; name another folder, or ask as "
                     "before"
                 )
-        _make(folder / ANSWERS, folder / SCHEDULES)
+        _make_both(folder)
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder}: must be an empty folder or one with a sweep in it")
-    _make(folder)
+    make_folder(folder, parents=True)
     # First, so that a run that is stopped at once leaves a sweep that can go on.
     write_atomically(path, json.dumps(head, indent=1) + "\n")
-    _make(folder / ANSWERS, folder / SCHEDULES)
+    _make_both(folder)
 
 
-def _make(*folders: Path) -> None:
-    for folder in folders:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{folder}: cannot be made: {error.strerror or error}") from error
+def _make_both(folder: Path) -> None:
+    make_folder(folder / ANSWERS)
+    make_folder(folder / SCHEDULES)
 
 
 def read_json(path: Path) -> dict[str, Any]:

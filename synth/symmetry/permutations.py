@@ -7,9 +7,9 @@ those. What permutations are good for is the business of `synth.symmetry.automor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from operator import itemgetter
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from arborcast.synth.topology import Permutation, Vertex
 
 Numbers: TypeAlias = NDArray[np.int64]
+T = TypeVar("T", bound=Hashable)
 
 
 def identity(size: int) -> Permutation:
@@ -87,13 +88,20 @@ def extended(
 
 def orbit(vertex: Vertex, generators: Sequence[Permutation]) -> tuple[Vertex, ...]:
     """The vertices to which a group takes one, itself first, from generators of the group."""
-    found = [vertex]
-    known = {vertex}
+    return images_of(vertex, generators, lambda generator, here: generator[here])
+
+
+def images_of(
+    thing: T, generators: Sequence[Permutation], move: Callable[[Permutation, T], T]
+) -> tuple[T, ...]:
+    """All to which a group takes a thing, itself first; `move` says to what a generator takes it."""
+    found, known = [thing], {thing}
     for here in found:
         for generator in generators:
-            if generator[here] not in known:
-                known.add(generator[here])
-                found.append(generator[here])
+            there = move(generator, here)
+            if there not in known:
+                known.add(there)
+                found.append(there)
     return tuple(found)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.reading import head_of
 from arborcast.synth.topology import Topology
 from arborcast.synth.viewer.scene import Json, scene_of_fabric
 
@@ -116,11 +117,7 @@ def _circle(count: int) -> Json:
 
 def is_trace(path: Path) -> bool:
     """Whether a file begins as a trace does; what cannot be read is left to others to say."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as opened:
-            return opened.read(64).lstrip().startswith("[")
-    except (OSError, ValueError):
-        return False
+    return head_of(path, 64).lstrip().startswith("[")
 
 
 def _read(
