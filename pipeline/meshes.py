@@ -12,9 +12,11 @@ ranks 4 5 6 7 as 2 x 2        axis 0: groups (4, 6) and (5, 7)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
 
 from arborcast.pipeline.errors import PlanError
 
@@ -63,11 +65,8 @@ class Mesh:
 
     def groups(self, axes: Axes) -> tuple[tuple[int, ...], ...]:
         """The groups along some axes, as places of their ranks in `ranks`."""
-        others = [axis for axis in range(len(self.shape)) if axis not in axes]
-        return tuple(
-            tuple(self._place(dict(zip(others, fixed, strict=True)), axes, at) for at in self._walk(axes))
-            for fixed in self._walk(others)
-        )
+        rows = np.moveaxis(self._places, axes, range(-len(axes), 0)).reshape(-1, self.size(axes))
+        return tuple(map(tuple, rows.tolist()))
 
     @property
     def can_ascend(self) -> bool:
@@ -92,10 +91,9 @@ class Mesh:
             (line,) = (it for it in self.groups((axis,)) if first in it)
             theirs = [self.ranks[place] for place in line]
             places.append([theirs.index(rank) for rank in sorted(theirs)])
-        axes = tuple(range(len(places)))
-        ranks = [self.ranks[self._place({}, axes, at)] for at in product(*places)]
+        ranks = [self.ranks[place] for place in self._places[np.ix_(*places)].flat]
         found = Mesh(self.shape, tuple(ranks))
-        for axis in axes:
+        for axis in range(len(self.shape)):
             for line in found.groups((axis,)):
                 theirs = [ranks[place] for place in line]
                 if theirs != sorted(theirs):
@@ -105,15 +103,10 @@ class Mesh:
                     )
         return found
 
-    def _walk(self, axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        return product(*(range(self.shape[axis]) for axis in axes))
-
-    def _place(self, fixed: dict[int, int], axes: Axes, at: tuple[int, ...]) -> int:
-        where = fixed | dict(zip(axes, at, strict=True))
-        place = 0
-        for axis, size in enumerate(self.shape):
-            place = place * size + where[axis]
-        return place
+    @property
+    def _places(self) -> NDArray[np.int64]:
+        """Of ranks in `ranks`, as a grid."""
+        return np.arange(len(self.ranks)).reshape(self.shape)
 
     def __str__(self) -> str:
         """As tables name it."""
