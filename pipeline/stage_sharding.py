@@ -6,8 +6,8 @@
                     "reads": [["x", "S(0) R", "S(0) P"]], "made": "S(0) S(1)", "result": "S(0) S(1)",
                     "outputs": [["gelu", "S(0) S(1)"]]}]}
 
-Specs are text, as DTensor writes placements: one word for each axis of the mesh (`meshes.shown`). Values bear the names that
-they have in the traced graph, parameters the paths that they have in the model.
+Specs are text, as DTensor writes placements: one word for each axis of the mesh (`meshes.shown`). Values bear
+the names that they have in the traced graph, parameters the paths that they have in the model.
 """
 
 from __future__ import annotations
