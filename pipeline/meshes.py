@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from arborcast.pipeline.errors import PlanError
 
@@ -65,7 +64,8 @@ class Mesh:
 
     def groups(self, axes: Axes) -> tuple[tuple[int, ...], ...]:
         """The groups along some axes, as places of their ranks in `ranks`."""
-        rows = np.moveaxis(self._places, axes, range(-len(axes), 0)).reshape(-1, self.size(axes))
+        places = np.arange(len(self.ranks)).reshape(self.shape)
+        rows = np.moveaxis(places, axes, range(-len(axes), 0)).reshape(-1, self.size(axes))
         return tuple(map(tuple, rows.tolist()))
 
     @property
@@ -85,28 +85,19 @@ class Mesh:
         """
         if not self.shape:
             return self
-        first = self.ranks.index(min(self.ranks))
-        places = []
-        for axis in range(len(self.shape)):
-            (line,) = (it for it in self.groups((axis,)) if first in it)
-            theirs = [self.ranks[place] for place in line]
-            places.append([theirs.index(rank) for rank in sorted(theirs)])
-        ranks = [self.ranks[place] for place in self._places[np.ix_(*places)].flat]
-        found = Mesh(self.shape, tuple(ranks))
-        for axis in range(len(self.shape)):
-            for line in found.groups((axis,)):
-                theirs = [ranks[place] for place in line]
+        grid = np.array(self.ranks).reshape(self.shape)
+        first = np.unravel_index(grid.argmin(), self.shape)
+        axes = range(len(self.shape))
+        lines = [grid[(*first[:axis], slice(None), *first[axis + 1 :])] for axis in axes]
+        found = grid[np.ix_(*(line.argsort() for line in lines))]
+        for axis in axes:
+            for theirs in np.moveaxis(found, axis, -1).reshape(-1, self.shape[axis]).tolist():
                 if theirs != sorted(theirs):
                     raise PlanError(
                         f"mesh {self} of ranks {list(self.ranks)}: must have an order of rows and columns in "
                         f"which ranks ascend along every axis, got {theirs} along axis {axis}"
                     )
-        return found
-
-    @property
-    def _places(self) -> NDArray[np.int64]:
-        """Of ranks in `ranks`, as a grid."""
-        return np.arange(len(self.ranks)).reshape(self.shape)
+        return Mesh(self.shape, tuple(found.ravel().tolist()))
 
     def __str__(self) -> str:
         """As tables name it."""
