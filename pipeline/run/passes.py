@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from arborcast.pipeline.model.module_structure import several
 from arborcast.pipeline.model.split import Second, SplitBackward
 from arborcast.pipeline.order.actions import Phase
-from arborcast.pipeline.run.activation_treatment import TreatedPasses, several
+from arborcast.pipeline.run.activation_treatment import TreatedPasses
 from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batch_norm import BatchNorms, statistics_once
 from arborcast.pipeline.run.batches import Tensors
