@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from arborcast.pipeline.errors import PlanError
@@ -106,7 +107,8 @@ class StageSharding:
 
     def __post_init__(self) -> None:
         """Check every spec."""
-        for spec in {it for own in (*self.parameters, *self.operators) for it in own.specs if it is not None}:
+        said = chain(*(it.specs for it in self.parameters), *(it.specs for it in self.operators))
+        for spec in {it for it in said if it is not None}:
             check_spec(spec, len(self.mesh.shape))
 
     @classmethod

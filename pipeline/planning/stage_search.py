@@ -317,7 +317,7 @@ class _SearchQueue:
                 partition = self._solved(group).get(entry.stages)
                 if partition is None:
                     continue
-                plan = plan_of(group.question, partition, self.problem.network, self.problem.profile)
+                plan = plan_of(self.problem, group.question, partition)
                 if not (entry.limited or self.problem.fits(plan)):
                     self.limited.add(group)
                     self._push_plans(group)
@@ -344,7 +344,7 @@ class _SearchQueue:
                     costs = self._costs(partition, False, [count])
                     busy = costs.forward.most + costs.backward.most + costs.allreduce
                     least_us = float(busy.max() + (costs.forward.one + costs.forth.one).sum())
-                    plan = plan_of(question, partition, self.problem.network, self.problem.profile)
+                    plan = plan_of(self.problem, question, partition)
                     found.append((_rounded(least_us), count, plan))
         shapes: dict[object, Plan] = {}  # device orders aside, of which the better one comes first
         for _, count, plan in sorted(found, key=lambda it: it[:2]):
@@ -421,19 +421,14 @@ def _doublings(counts: Sequence[int]) -> list[int]:
     return sorted({*chosen, counts[0]})
 
 
-def plan_of(
-    question: PartitionProblem, partition: PlacedStages, network: LinkCosts, profile: Profile
-) -> Plan:
-    """A partition as a plan."""
-    plan = Plan(
+def plan_of(problem: PlanningProblem, question: PartitionProblem, partition: PlacedStages) -> Plan:
+    """A partition as a plan; the problem may be of other numbers of microbatches."""
+    plan = replace(problem, microbatches=question.microbatches).plan(
         [(it.start, it.end, it.ranks) for it in partition.stages],
-        question.microbatches,
-        order=question.order,
+        question.order,
+        "spp",
         recompute=question.recompute,
         max_in_flight=question.max_in_flight,
-        topology=network.topology,
-        model=profile.model,
-        method="spp",
     )
     if not partition.segments or question.menu is None:
         return plan
@@ -459,7 +454,7 @@ def _closest(race: _PlanRace) -> Plan:
         question = choices.question(microbatches, order, recompute)
         partition = closest_to_fitting(layers, devices, question, choices.stages)
         if partition is not None and (closest is None or partition.value_us < closest[0]):
-            closest = partition.value_us, plan_of(question, partition, problem.network, problem.profile)
+            closest = partition.value_us, plan_of(problem, question, partition)
     assert closest is not None
     plan = closest[1]
     if menu is not None:
