@@ -79,19 +79,25 @@ def analyse(
         PartitionError: tracing fails.
     """
     walk = layer_pass.begin(name, model, example, loss_fn)
-
-    def cost_of(index: int, values: tuple[Tensor, ...], stayed: tuple[bool, ...]) -> tuple[Layer, PassCosts]:
-        try:
-            return _analysed(walk, index, values, targets, device, optimizer, stayed)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise ProfileError(
-                f"{walk.where(index)}: must not depend on the values of tensors, which an analysis does "
-                f"not have, got {error.func}"
-            ) from error
-
+    layers: list[Layer] = []
+    stayed: tuple[bool, ...] = ()
     with FakeTensorMode(allow_non_fake_inputs=True):
+        values = tuple(_fake(value) for value in walk.inputs)
         targets = tuple(_fake(target) for target in walk.targets)
-        layers = layer_pass.walked(walk, tuple(_fake(value) for value in walk.inputs), cost_of)
+        for index in range(walk.model.depth):
+            try:
+                cost, result = _analysed(walk, index, values, targets, device, optimizer, stayed)
+                values, stayed = result.outputs, result.stayed
+            except ProfileError:
+                raise
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
+                raise ProfileError(
+                    f"{walk.where(index)}: must not depend on the values of tensors, which an analysis does "
+                    f"not have, got {error.func}"
+                ) from error
+            except Exception as error:  # a layer may raise anything
+                raise walk.failed(index, error) from error
+            layers.append(cost)
     return layer_pass.finish(walk, layers, f"{device.name}, from operators")
 
 

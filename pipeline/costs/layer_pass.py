@@ -464,36 +464,6 @@ def optimizer_bytes(
     return sum(_memory(states).values()), live.peak
 
 
-def walked(
-    walk: Walk,
-    values: tuple[Tensor, ...],
-    cost_of: Callable[[int, tuple[Tensor, ...], tuple[bool, ...]], tuple[Layer, PassCosts]],
-) -> list[Layer]:
-    """The costs of all layers, one after another.
-
-    Args:
-        walk: what is being walked.
-        values: of the model's inputs.
-        cost_of: of a layer by its number, the values that reach it, and of each whether some operator before
-            keeps it: its costs, and those of a pass with what it hands to the next.
-
-    Raises:
-        ProfileError: a layer fails.
-    """
-    layers: list[Layer] = []
-    stayed: tuple[bool, ...] = ()
-    for index in range(walk.model.depth):
-        try:
-            cost, result = cost_of(index, values, stayed)
-        except ProfileError:
-            raise
-        except Exception as error:  # a layer may raise anything
-            raise walk.failed(index, error) from error
-        layers.append(cost)
-        values, stayed = result.outputs, result.stayed
-    return layers
-
-
 def finish(walk: Walk, layers: Sequence[Layer], source: str) -> Profile:
     """The profile of the layers, with the model's shared parameters."""
     return Profile(walk.name, walk.samples, tuple(layers), tuple(_ties(walk.model)), source)

@@ -80,26 +80,30 @@ def profile(
             raise ProfileError(f"profile: {what} must be at least {least}, got {value}")
     walk = layer_pass.begin(name, model, example, loss_fn, at, fixed)
     home = walk.inputs[0].device if device is None else torch.device(device)
-    alone = list[Layer]()  # on the first rank of a group, while the others wait
-
-    def cost_of(index: int, values: tuple[Tensor, ...], stayed: tuple[bool, ...]) -> tuple[Layer, PassCosts]:
-        layer = _with_values(copy.deepcopy(walk.model.divide(index, index + 1))).to(home)
-        bench = _Bench(walk, index, layer, tuple(value.to(home) for value in values), stayed)
-        if group is None:
-            return _measured(bench, repeats, warmups, optimizer)
-        if dist.get_rank(group) == 0:
-            alone.append(_measured(bench, repeats, warmups, optimizer)[0])
-        dist.barrier(group)
-        found = _measured(bench, repeats, warmups, optimizer)
-        dist.barrier(group)
-        return found
-
+    values, layers, crowded = walk.inputs, list[Layer](), list[Layer]()
+    stayed: tuple[bool, ...] = ()
     accelerators = [] if home.type == "cpu" else [home]
     with torch.random.fork_rng(accelerators, device_type=home.type if accelerators else "cuda"):
-        layers = layer_pass.walked(walk, walk.inputs, cost_of)
+        for index in range(walk.model.depth):
+            try:
+                layer = _with_values(copy.deepcopy(walk.model.divide(index, index + 1))).to(home)
+                bench = _Bench(walk, index, layer, tuple(value.to(home) for value in values), stayed)
+                if group is None or dist.get_rank(group) == 0:
+                    cost, result = _measured(bench, repeats, warmups, optimizer)
+                    layers.append(cost)
+                if group is not None:
+                    dist.barrier(group)
+                    cost, result = _measured(bench, repeats, warmups, optimizer)
+                    crowded.append(cost)
+                    dist.barrier(group)
+                values, stayed = result.outputs, result.stayed
+            except ProfileError:
+                raise
+            except Exception as error:  # a layer may raise anything
+                raise walk.failed(index, error) from error
     threads = f", {torch.get_num_threads()} threads" if home.type == "cpu" else ""
-    found = layer_pass.finish(walk, alone or layers, f"measured on {home}{threads}, median of {repeats}")
-    return found if group is None else _agreed(found, layers, group)
+    found = layer_pass.finish(walk, layers or crowded, f"measured on {home}{threads}, median of {repeats}")
+    return found if group is None else _agreed(found, crowded, group)
 
 
 def _agreed(own: Profile, crowded: Sequence[Layer], group: dist.ProcessGroup) -> Profile:
