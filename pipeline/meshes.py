@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from arborcast.pipeline.errors import PlanError
 
@@ -86,12 +87,11 @@ class Mesh:
         if not self.shape:
             return self
         grid = np.array(self.ranks).reshape(self.shape)
-        first = np.unravel_index(grid.argmin(), self.shape)
         axes = range(len(self.shape))
-        lines = [grid[(*first[:axis], slice(None), *first[axis + 1 :])] for axis in axes]
-        found = grid[np.ix_(*(line.argsort() for line in lines))]
+        firsts = [next(it for it in _lines(grid, axis) if grid.min() in it) for axis in axes]
+        found = grid[np.ix_(*(line.argsort() for line in firsts))]
         for axis in axes:
-            for theirs in np.moveaxis(found, axis, -1).reshape(-1, self.shape[axis]).tolist():
+            for theirs in _lines(found, axis).tolist():
                 if theirs != sorted(theirs):
                     raise PlanError(
                         f"mesh {self} of ranks {list(self.ranks)}: must have an order of rows and columns in "
@@ -102,6 +102,11 @@ class Mesh:
     def __str__(self) -> str:
         """As tables name it."""
         return "x".join(map(str, self.shape)) or "1"
+
+
+def _lines(grid: NDArray[np.int64], axis: int) -> NDArray[np.int64]:
+    """What lies along an axis, one line a row."""
+    return np.moveaxis(grid, axis, -1).reshape(-1, grid.shape[axis])
 
 
 def row_of(ranks: Sequence[int]) -> Mesh:
