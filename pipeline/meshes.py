@@ -12,9 +12,11 @@ ranks 4 5 6 7 as 2 x 2        axis 0: groups (4, 6) and (5, 7)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
 
 from arborcast.pipeline.errors import PlanError
 
@@ -63,11 +65,9 @@ class Mesh:
 
     def groups(self, axes: Axes) -> tuple[tuple[int, ...], ...]:
         """The groups along some axes, as places of their ranks in `ranks`."""
-        others = [axis for axis in range(len(self.shape)) if axis not in axes]
-        return tuple(
-            tuple(self._place(dict(zip(others, fixed, strict=True)), axes, at) for at in self._walk(axes))
-            for fixed in self._walk(others)
-        )
+        places = np.arange(len(self.ranks)).reshape(self.shape)
+        rows = np.moveaxis(places, axes, range(-len(axes), 0)).reshape(-1, self.size(axes))
+        return tuple(map(tuple, rows.tolist()))
 
     @property
     def can_ascend(self) -> bool:
@@ -86,38 +86,27 @@ class Mesh:
         """
         if not self.shape:
             return self
-        first = self.ranks.index(min(self.ranks))
-        places = []
-        for axis in range(len(self.shape)):
-            (line,) = (it for it in self.groups((axis,)) if first in it)
-            theirs = [self.ranks[place] for place in line]
-            places.append([theirs.index(rank) for rank in sorted(theirs)])
-        axes = tuple(range(len(places)))
-        ranks = [self.ranks[self._place({}, axes, at)] for at in product(*places)]
-        found = Mesh(self.shape, tuple(ranks))
+        grid = np.array(self.ranks).reshape(self.shape)
+        axes = range(len(self.shape))
+        firsts = [next(it for it in _lines(grid, axis) if grid.min() in it) for axis in axes]
+        found = grid[np.ix_(*(line.argsort() for line in firsts))]
         for axis in axes:
-            for line in found.groups((axis,)):
-                theirs = [ranks[place] for place in line]
+            for theirs in _lines(found, axis).tolist():
                 if theirs != sorted(theirs):
                     raise PlanError(
                         f"mesh {self} of ranks {list(self.ranks)}: must have an order of rows and columns in "
                         f"which ranks ascend along every axis, got {theirs} along axis {axis}"
                     )
-        return found
-
-    def _walk(self, axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        return product(*(range(self.shape[axis]) for axis in axes))
-
-    def _place(self, fixed: dict[int, int], axes: Axes, at: tuple[int, ...]) -> int:
-        where = fixed | dict(zip(axes, at, strict=True))
-        place = 0
-        for axis, size in enumerate(self.shape):
-            place = place * size + where[axis]
-        return place
+        return Mesh(self.shape, tuple(found.ravel().tolist()))
 
     def __str__(self) -> str:
         """As tables name it."""
         return "x".join(map(str, self.shape)) or "1"
+
+
+def _lines(grid: NDArray[np.int64], axis: int) -> NDArray[np.int64]:
+    """What lies along an axis, one line a row."""
+    return np.moveaxis(grid, axis, -1).reshape(-1, grid.shape[axis])
 
 
 def row_of(ranks: Sequence[int]) -> Mesh:

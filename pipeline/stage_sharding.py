@@ -6,25 +6,25 @@
                     "reads": [["x", "S(0) R", "S(0) P"]], "made": "S(0) S(1)", "result": "S(0) S(1)",
                     "outputs": [["gelu", "S(0) S(1)"]]}]}
 
-Specs are written as DTensor writes placements, one word for each axis of the mesh. Values bear the names that
-they have in the traced graph, parameters the paths that they have in the model.
+Specs are text, as DTensor writes placements: one word for each axis of the mesh (`meshes.shown`). Values bear
+the names that they have in the traced graph, parameters the paths that they have in the model.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.meshes import SUM, Mesh, Spec, shown
+from arborcast.pipeline.meshes import Mesh
 
-_WORD = re.compile(r"R|P|S\((\d{1,2})\)")
+_WORD = re.compile(r"R|P|S\(\d{1,2}\)")
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSharding:
+class ReadSharding(NamedTuple):
     """A tensor that an operator reads.
 
     Attributes:
@@ -34,8 +34,8 @@ class ReadSharding:
     """
 
     value: str
-    spec: Spec
-    gradient: Spec | None
+    spec: str
+    gradient: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,16 @@ class OperatorSharding:
     kind: str
     members: tuple[str, ...]
     reads: tuple[ReadSharding, ...]
-    made: Spec
-    result: Spec
-    outputs: tuple[tuple[str, Spec], ...]
+    made: str
+    result: str
+    outputs: tuple[tuple[str, str], ...]
+
+    @property
+    def specs(self) -> Iterator[str | None]:
+        """All that it says of how tensors lie."""
+        yield from (self.made, self.result, *(spec for _, spec in self.outputs))
+        for read in self.reads:
+            yield from read[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +79,13 @@ class ParameterSharding:
     """
 
     path: str
-    stored: Spec
-    update: Spec
+    stored: str
+    update: str
+
+    @property
+    def specs(self) -> Iterator[str | None]:
+        """All that it says of how it lies."""
+        yield from (self.stored, self.update)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,85 +96,50 @@ class StageSharding:
         mesh: of the stage's ranks.
         parameters: that the stage uses.
         operators: each behind what it reads.
+
+    Raises:
+        PlanError: a spec is none of this mesh.
     """
 
     mesh: Mesh
     parameters: tuple[ParameterSharding, ...]
     operators: tuple[OperatorSharding, ...]
 
+    def __post_init__(self) -> None:
+        """Check every spec."""
+        said = chain(*(it.specs for it in self.parameters), *(it.specs for it in self.operators))
+        for spec in {it for it in said if it is not None}:
+            check_spec(spec, len(self.mesh.shape))
 
-def sharding_to_document(sharding: StageSharding) -> dict[str, Any]:
-    """As JSON, drawn above."""
-    return {
-        "mesh": {"shape": list(sharding.mesh.shape), "ranks": list(sharding.mesh.ranks)},
-        "parameters": [
-            {"path": it.path, "stored": shown(it.stored), "update": shown(it.update)}
-            for it in sharding.parameters
-        ],
-        "operators": [
-            {
-                "name": it.name,
-                "kind": it.kind,
-                "members": list(it.members),
-                "reads": [
-                    [read.value, shown(read.spec), None if read.gradient is None else shown(read.gradient)]
-                    for read in it.reads
-                ],
-                "made": shown(it.made),
-                "result": shown(it.result),
-                "outputs": [[value, shown(spec)] for value, spec in it.outputs],
-            }
-            for it in sharding.operators
-        ],
-    }
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> StageSharding:
+        """The value that a document of the right shape (`planning.plan_documents.ShardingShape`) describes.
 
-
-def sharding_from_document(document: Mapping[str, Any]) -> StageSharding:
-    """The value that a document of the right shape (`planning.plan_documents.ShardingShape`) describes.
-
-    Raises:
-        PlanError: the mesh does not hold its ranks, or a spec is none of this mesh.
-    """
-    mesh = Mesh(tuple(document["mesh"]["shape"]), tuple(document["mesh"]["ranks"]))
-    axes = len(mesh.shape)
-    return StageSharding(
-        mesh,
-        tuple(
-            ParameterSharding(it["path"], parse_spec(it["stored"], axes), parse_spec(it["update"], axes))
-            for it in document["parameters"]
-        ),
-        tuple(
+        Raises:
+            PlanError: the mesh does not hold its ranks, or a spec is none of this mesh.
+        """
+        mesh = Mesh(tuple(document["mesh"]["shape"]), tuple(document["mesh"]["ranks"]))
+        operators = [
             OperatorSharding(
                 it["name"],
                 it["kind"],
                 tuple(it["members"]),
-                tuple(
-                    ReadSharding(
-                        value, parse_spec(spec, axes), None if back is None else parse_spec(back, axes)
-                    )
-                    for value, spec, back in it["reads"]
-                ),
-                parse_spec(it["made"], axes),
-                parse_spec(it["result"], axes),
-                tuple((value, parse_spec(spec, axes)) for value, spec in it["outputs"]),
+                tuple(ReadSharding(*read) for read in it["reads"]),
+                it["made"],
+                it["result"],
+                tuple((value, spec) for value, spec in it["outputs"]),
             )
             for it in document["operators"]
-        ),
-    )
+        ]
+        return cls(mesh, tuple(ParameterSharding(**it) for it in document["parameters"]), tuple(operators))
 
 
-def parse_spec(text: object, axes: int) -> Spec:
-    """The spec that `specs.shown` wrote, of a mesh with so many axes.
+def check_spec(text: str, axes: int) -> None:
+    """Refuse what `meshes.shown` would not write of a mesh with so many axes.
 
     Raises:
         PlanError: another number of words, or one that is not R, P or S(dimension).
     """
-    words = text.split() if isinstance(text, str) and text != "-" else []
-    found = [_WORD.fullmatch(it) for it in words]
-    if len(found) != axes or None in found or not isinstance(text, str):
+    words = text.split() if text != "-" else []
+    if len(words) != axes or not all(map(_WORD.fullmatch, words)):
         raise PlanError(f"sharding: a spec must be {axes} of R, P and S(dimension), got {text!r}")
-    return tuple(_place(it) for it in words)
-
-
-def _place(word: str) -> int | None:
-    return None if word == "R" else SUM if word == "P" else int(word[2:-1])

@@ -188,7 +188,7 @@ class Trainer:
         links = Messenger(groups.job, place.name, recorder, groups.ways, found)
         self._context = RankContext(place, options, groups, faults, links, precision, recorder, found)
         self._messages = links.messages
-        self._meeting = BatchNegotiation(place, loss_fn is None, self._agreement, faults, groups, timeout_s)
+        self._meeting = BatchNegotiation(self._context, self._agreement, timeout_s)
         self._calls = self._steps = 0
         self._is_closed = False
         self.calls: tuple[CollectiveCall, ...] = ()

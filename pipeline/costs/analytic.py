@@ -182,7 +182,7 @@ class OperatorMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not written or packet in _ALLOCATIONS or _is_view(func, read, written):
             return result
         flops = _flops(packet, args, options, result)
-        moved = _moved_bytes(packet, func, read, written)
+        moved = _moved_bytes(packet, read, written)
         self.flops += flops
         self.moved_bytes += moved
         self.us += self.device.operator_us(flops, moved, _arithmetic(written))
@@ -202,7 +202,7 @@ def _is_view(func: Any, read: Sequence[Tensor], written: Sequence[Tensor]) -> bo
     return all(storage_key(it) in known for it in written)
 
 
-def _moved_bytes(packet: Any, func: Any, read: Sequence[Tensor], written: Sequence[Tensor]) -> int:
+def _moved_bytes(packet: Any, read: Sequence[Tensor], written: Sequence[Tensor]) -> int:
     """Bytes read and written; an operator in place both reads and writes what it returns."""
     results = sum(_touched_bytes(it) for it in written)
     if packet in _GATHERS:

@@ -66,6 +66,11 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers(remove_duplicate=False)
 
 
+def several(made: Any) -> tuple[Any, ...]:
+    """What a module gives, or takes, as a tuple: one tensor or a tuple of them."""
+    return made if isinstance(made, tuple) else (made,)
+
+
 def storage_key(tensor: Tensor) -> int:
     """Identity of the memory behind a tensor while it lives; fake tensors have one, but no address."""
     return int(tensor.untyped_storage()._cdata)

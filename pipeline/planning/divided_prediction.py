@@ -128,8 +128,6 @@ def _memory(
         parameters=math.ceil(profile.parameter_bytes(stage.start, stage.end) * parameters),
         gradients=own.gradients,
         optimizer=math.ceil(profile.optimizer_bytes(stage.start, stage.end) * updated),
-        activations=0,
-        boundary=0,
         working=math.ceil(profile.update_bytes(stage.start, stage.end) * updated),
         buffers=peer_bytes * sum(it - 1 for it in setting.sizes),
     )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from arborcast.pipeline.costs.saved_bytes import Segment, Segments, Treatment
 from arborcast.pipeline.errors import PlanError, ProfileError
 from arborcast.pipeline.profiles import Layer, Profile, Tie
-from arborcast.pipeline.stage_sharding import sharding_from_document, sharding_to_document
+from arborcast.pipeline.stage_sharding import StageSharding
 from arborcast.pipeline.stages import Plan, Stage
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
@@ -110,7 +110,7 @@ def plan_to_document(plan: Plan, predicted: Mapping[str, Any] | None = None) -> 
                 "end": stage.end,
                 "ranks": list(stage.ranks),
                 **({"segments": segments_to_document(stage.segments)} if stage.segments else {}),
-                **({} if stage.sharding is None else {"sharding": sharding_to_document(stage.sharding)}),
+                **({} if stage.sharding is None else {"sharding": asdict(stage.sharding)}),
             }
             for stage in plan.stages
         ],
@@ -191,7 +191,7 @@ def segments_to_document(segments: Segments) -> list[Document]:
 
 
 def _stage(shape: StageShape, number: int) -> Stage:
-    sharding = sharding_from_document(shape["sharding"]) if "sharding" in shape else None
+    sharding = StageSharding.from_document(shape["sharding"]) if "sharding" in shape else None
     ranks = shape.get("ranks", None if sharding is None else sharding.mesh.ranks)
     if ranks is None:
         raise PlanError(f"stages[{number}].ranks: is missing")

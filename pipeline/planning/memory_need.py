@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 from typing import TypeAlias
 
@@ -55,16 +55,15 @@ class MemoryNeed:
     parameters: int
     gradients: int
     optimizer: int
-    activations: int
-    boundary: int
+    activations: int = 0
+    boundary: int = 0
     working: int = 0
     buffers: int = 0
 
     @property
     def total(self) -> int:
         """All of it."""
-        lasting = self.parameters + self.gradients + self.optimizer + self.buffers
-        return lasting + self.activations + self.boundary + self.working
+        return sum(astuple(self))
 
 
 Sizes: TypeAlias = tuple[int, int, int, int]
@@ -157,8 +156,6 @@ def plan_memory(plan: Plan, profile: Profile, *, batch: int, peer_bytes: int = 0
             parameters=profile.bytes_once("parameter_bytes", ranges),
             gradients=profile.bytes_once("gradient_bytes", ranges),
             optimizer=profile.optimizer_once(ranges),
-            activations=0,
-            boundary=0,
             working=max(profile.update_bytes(*it) for it in ranges),
             buffers=peer_bytes * (replicas - 1),
         )

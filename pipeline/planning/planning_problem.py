@@ -86,10 +86,11 @@ class PlanningProblem:
         method: str,
         *,
         recompute: bool = False,
+        max_in_flight: int | None = None,
     ) -> Plan:
         """The plan of these stages for this model and fabric, made by a method."""
-        on, model = self.network.topology, self.profile.model
-        return Plan(stages, self.microbatches, order, recompute, topology=on, model=model, method=method)
+        made_for = self.network.topology, self.profile.model
+        return Plan(stages, self.microbatches, order, recompute, max_in_flight, *made_for, method)
 
     @cached_property
     def limits(self) -> dict[int, int] | None:

@@ -397,27 +397,20 @@ def shard_in_stages(
     )
 
 
-def priced_plan(
-    plan: Plan,
-    graph: Graph,
-    topology: Topology,
-    device: DeviceRates,
-    optimizer_ratio: Fraction = Fraction(2),
-) -> JointPlan:
+def _priced(plan: Plan, judge: _Judge, device: DeviceRates) -> JointPlan:
     """A plan of a file on a model and a fabric, its collectives by their schedules.
 
     Raises:
         PlanError: the plan is for another model, topology or mesh, or its links are gone.
     """
+    sliced, network, topology = judge.sliced, judge.network, judge.network.topology
     check_topology(plan, topology)
-    if plan.model != graph.name:
-        raise PlanError(f"plan: is for model {plan.model}, got {graph.name}")
-    sliced = Sliced(graph, topology.ranks)
+    if plan.model != sliced.graph.name:
+        raise PlanError(f"plan: is for model {plan.model}, got {sliced.graph.name}")
     if plan.depth != sliced.depth:
-        raise PlanError(f"plan: must hold the {sliced.depth} layers of {graph.name}, got {plan.depth}")
-    prices = StagePrices(sliced, topology, device, plan.microbatches, optimizer_ratio)
+        raise PlanError(f"plan: must hold the {sliced.depth} layers of {sliced.graph.name}, got {plan.depth}")
+    prices = StagePrices(sliced, topology, device, plan.microbatches, state_ratio(judge.profile))
     replicas = prices.restricted(LAYOUTS["data-parallel"], axes=1)
-    network = LinkCosts(topology)
     stages: list[JointStage] = []
     for number, it in reversed(list(enumerate(plan.stages))):
         in_flight = peak_in_flight(ORDER, len(plan.stages) - 1 - number, plan.microbatches)
@@ -452,15 +445,14 @@ def given_choice(
 
     Raises:
         MemoryShortError: a rank has less memory than it needs (which, and by how much).
-        PlanError: as `priced_plan`, or the plan is for another number of samples.
+        PlanError: the plan is for another model, topology, mesh or number of samples, or its links are gone.
     """
     if plan.batch not in (None, graph.samples * plan.microbatches):
         raise PlanError(
             f"plan: is for a batch of {plan.batch}, got {graph.samples * plan.microbatches} samples"
         )
-    sliced = Sliced(graph, topology.ranks)
-    judge = _Judge(sliced, profile, LinkCosts(topology), memory_bytes)
-    priced = priced_plan(plan, graph, topology, device, state_ratio(profile))
+    judge = _Judge(Sliced(graph, topology.ranks), profile, LinkCosts(topology), memory_bytes)
+    priced = _priced(plan, judge, device)
     way = judge.candidate(None, priced) if plan.is_divided else judge.of_replicas(None, priced, plan)
     assert way.prediction is not None and way.scheduled is not None, "it is priced"
     memory = (with_reserve(need.total) for need in way.prediction.memory)
@@ -471,7 +463,7 @@ def given_choice(
             f"{need - memory_bytes} short",
             need,
         )
-    return ShardedChoice(sliced, topology, plan.microbatches, {GIVEN: way}, GIVEN, None, 0)
+    return ShardedChoice(judge.sliced, topology, plan.microbatches, {GIVEN: way}, GIVEN, None, 0)
 
 
 def _least(made: Sequence[Callable[[], JointPlan]]) -> JointPlan:

@@ -38,7 +38,7 @@ def spp(problem: PlanningProblem) -> Plan:
 
     def planned(question: PartitionProblem) -> Plan | None:
         found = partitions(layers, devices, question, min(profile.depth, len(ranks)), published=True)
-        plans = [plan_of(question, it, network, profile) for it in found.values()]
+        plans = [plan_of(problem, question, it) for it in found.values()]
         best = min(plans, key=problem.time_us, default=None)
         return best and replace(best, method="spp as published")
 

@@ -132,6 +132,8 @@ class _PlanRace:
 
     Attributes:
         problem: with any number of microbatches.
+        layers: of the profile.
+        devices: for each device order.
         best: the fastest so far.
     """
 
@@ -139,11 +141,8 @@ class _PlanRace:
         profile, network = problem.profile, problem.network
         self.problem, self.network, self.choices = problem, network, choices
         self.layers = LayerTables(profile, choices.keep_ties_together)
-        self.known = _Known(
-            self.layers,
-            [DeviceTables(network, order) for order in device_orders(network)],
-            choices.stages,
-        )
+        self.devices = [DeviceTables(network, order) for order in device_orders(network)]
+        self._partitions: dict[tuple[object, ...], tuple[int, dict[int, PlacedStages]]] = {}
         self.best: Ranked | None = None
         self._several: Ranked | None = None
         self.space: _SearchQueue | None = None  # the last one searched
@@ -172,6 +171,20 @@ class _PlanRace:
             is_near = True
         self.best = found
         return True
+
+    def partitions(self, group: SearchKey, *, again: bool = False) -> dict[int, PlacedStages]:
+        """The partitions of a group, found once for all orders; `again` for rates that have become exact."""
+        devices, question, stages = self.devices[group.devices], group.question, self.choices.stages
+        # Of an order only counts what it keeps in flight, and of what.
+        kept: tuple[int, ...] = ()
+        if question.limits is not None:
+            kept = ORDERS[question.order].splits, *map(question.in_flight, range(stages[-1]))
+        key = group.devices, question.microbatches, question.recompute, question.limits, kept
+        if key not in self._partitions or (again and self._partitions[key][0] != devices.version):
+            found = partitions(self.layers, devices, question, stages[-1], exact=False)
+            wanted = {number: partition for number, partition in found.items() if number in stages}
+            self._partitions[key] = devices.version, wanted
+        return self._partitions[key][1]
 
     def derived(self, plan: Plan, most_each: int = MOST_EACH) -> Iterator[Plan]:
         """What fits of a plan's ranks and microbatches in other orders."""
@@ -278,33 +291,6 @@ class _QueuedKey:
     value_us: float = 0.0
 
 
-class _Known:
-    """Partitions that were asked for, which all orders of one search share.
-
-    Attributes:
-        layers: of the profile.
-        devices: for each device order.
-    """
-
-    def __init__(self, layers: LayerTables, devices: Sequence[DeviceTables], stages: Sequence[int]) -> None:
-        self.layers, self.devices, self.stages = layers, devices, stages
-        self._found: dict[tuple[object, ...], tuple[int, dict[int, PlacedStages]]] = {}
-
-    def partitions(self, group: SearchKey, *, again: bool = False) -> dict[int, PlacedStages]:
-        """The partitions of a group; `again` for rates that have become exact."""
-        devices, question = self.devices[group.devices], group.question
-        # Of an order only counts what it keeps in flight, and of what.
-        kept: tuple[int, ...] = ()
-        if question.limits is not None:
-            kept = ORDERS[question.order].splits, *map(question.in_flight, range(self.stages[-1]))
-        key = group.devices, question.microbatches, question.recompute, question.limits, kept
-        if key not in self._found or (again and self._found[key][0] != devices.version):
-            found = partitions(self.layers, devices, question, self.stages[-1], exact=False)
-            wanted = {number: partition for number, partition in found.items() if number in self.stages}
-            self._found[key] = devices.version, wanted
-        return self._found[key][1]
-
-
 class _SearchQueue:
     """The groups of a search, of which those that look best are solved first.
 
@@ -313,8 +299,7 @@ class _SearchQueue:
     """
 
     def __init__(self, race: _PlanRace, choices: SearchSpace) -> None:
-        self.choices, self.problem = choices, race.problem
-        self.known, self.layers, self.devices = race.known, race.layers, race.known.devices
+        self.choices, self.race, self.problem = choices, race, race.problem
         self.opened: dict[SearchKey, None] = {}
         self.limited: set[SearchKey] = set()  # solved under the limits
         self.queue: list[tuple[float, int, int, int, _QueuedKey]] = []
@@ -332,12 +317,12 @@ class _SearchQueue:
                 partition = self._solved(group).get(entry.stages)
                 if partition is None:
                     continue
-                plan = plan_of(group.question, partition, self.problem.network, self.problem.profile)
+                plan = plan_of(self.problem, group.question, partition)
                 if not (entry.limited or self.problem.fits(plan)):
                     self.limited.add(group)
                     self._push_plans(group)
                 elif not partition.exact or partition.value_us != entry.value_us:
-                    self.devices[group.devices].find_rates(partition.places)
+                    self.race.devices[group.devices].find_rates(partition.places)
                     self._solved(group, again=not partition.exact)
                     self._push_plan(group, entry.stages)
                 else:
@@ -353,13 +338,13 @@ class _SearchQueue:
         for group in self.opened:
             count = group.question.microbatches
             question = PartitionProblem(self.choices.batch, count)
-            known = {} if group.question.recompute else self.known.partitions(group)
+            known = {} if group.question.recompute else self.race.partitions(group)
             for partition in known.values():
                 if len(partition.places) > 1:
                     costs = self._costs(partition, False, [count])
                     busy = costs.forward.most + costs.backward.most + costs.allreduce
                     least_us = float(busy.max() + (costs.forward.one + costs.forth.one).sum())
-                    plan = plan_of(question, partition, self.problem.network, self.problem.profile)
+                    plan = plan_of(self.problem, question, partition)
                     found.append((_rounded(least_us), count, plan))
         shapes: dict[object, Plan] = {}  # device orders aside, of which the better one comes first
         for _, count, plan in sorted(found, key=lambda it: it[:2]):
@@ -370,7 +355,7 @@ class _SearchQueue:
     def _begin(self) -> None:
         """Queue every group with the least estimate of the partitions that are known without limits."""
         choices = self.choices
-        for devices, recompute in product(range(len(self.devices)), choices.recompute):
+        for devices, recompute in product(range(len(self.race.devices)), choices.recompute):
             known: dict[object, PlacedStages] = {}
             for microbatches in _doublings(choices.microbatches):
                 # With recomputation other partitions may be better, but these tell enough.
@@ -393,13 +378,13 @@ class _SearchQueue:
             question = PartitionProblem(question.batch, question.microbatches, recompute=question.recompute)
             group = SearchKey(group.devices, question)
         self.opened[group] = None
-        return self.known.partitions(group, again=again)
+        return self.race.partitions(group, again=again)
 
     def _costs(self, partition: PlacedStages, recompute: bool, counts: Sequence[int]) -> StepCosts:
         batch = self.choices.batch
         gbps = self.choices.menu.offload_gbps if self.choices.menu is not None else None
         return step_costs(
-            self.layers, partition, batch=batch, recompute=recompute, counts=counts, offload_gbps=gbps
+            self.race.layers, partition, batch=batch, recompute=recompute, counts=counts, offload_gbps=gbps
         )
 
     def _push_plans(self, group: SearchKey) -> None:
@@ -436,19 +421,14 @@ def _doublings(counts: Sequence[int]) -> list[int]:
     return sorted({*chosen, counts[0]})
 
 
-def plan_of(
-    question: PartitionProblem, partition: PlacedStages, network: LinkCosts, profile: Profile
-) -> Plan:
-    """A partition as a plan."""
-    plan = Plan(
+def plan_of(problem: PlanningProblem, question: PartitionProblem, partition: PlacedStages) -> Plan:
+    """A partition as a plan; the problem may be of other numbers of microbatches."""
+    plan = replace(problem, microbatches=question.microbatches).plan(
         [(it.start, it.end, it.ranks) for it in partition.stages],
-        question.microbatches,
-        order=question.order,
+        question.order,
+        "spp",
         recompute=question.recompute,
         max_in_flight=question.max_in_flight,
-        topology=network.topology,
-        model=profile.model,
-        method="spp",
     )
     if not partition.segments or question.menu is None:
         return plan
@@ -467,14 +447,14 @@ def _closest(race: _PlanRace) -> Plan:
     problem, layers, choices, menu = race.problem, race.layers, race.choices, race.choices.menu
     if choices.limits is None:  # a pipeline without replicas in 1F1B is always possible
         raise _too_few(choices)
-    devices = race.known.devices[0]
+    devices = race.devices[0]
     closest: tuple[float, Plan] | None = None
     ways = (False, True) if menu is not None and menu.recompute else choices.recompute
     for microbatches, order, recompute in product(choices.microbatches, choices.searched, ways):
         question = choices.question(microbatches, order, recompute)
         partition = closest_to_fitting(layers, devices, question, choices.stages)
         if partition is not None and (closest is None or partition.value_us < closest[0]):
-            closest = partition.value_us, plan_of(question, partition, problem.network, problem.profile)
+            closest = partition.value_us, plan_of(problem, question, partition)
     assert closest is not None
     plan = closest[1]
     if menu is not None:

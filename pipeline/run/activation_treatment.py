@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from arborcast.pipeline.costs.saved_bytes import Segment, Segments, Treatment, units
 from arborcast.pipeline.model.layered import Layered
-from arborcast.pipeline.model.module_structure import flatten, storage_key
+from arborcast.pipeline.model.module_structure import flatten, several, storage_key
 from arborcast.pipeline.run.boundary import check_overwritten
 from arborcast.pipeline.run.devices import HOST
 from arborcast.pipeline.run.initial_weights import Stages
@@ -75,11 +75,6 @@ def divided(model: Layered, segments: Segments) -> nn.Module:
     if len(parts) == 1:
         return model.divide(parts[0].start, parts[0].end)
     return SegmentedStage(model, parts)
-
-
-def several(made: Any) -> tuple[Tensor, ...]:
-    """What crosses the boundary behind a module."""
-    return made if isinstance(made, tuple) else (made,)
 
 
 @dataclass(eq=False)

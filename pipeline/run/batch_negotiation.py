@@ -14,11 +14,10 @@ import torch.distributed as dist
 
 from arborcast.pipeline.errors import BatchError
 from arborcast.pipeline.model.layered import Layered
-from arborcast.pipeline.run.assignment import RankAssignment
 from arborcast.pipeline.run.batches import Batch, Signature, Tensors, as_tuple, said_of, told, words_of
-from arborcast.pipeline.run.failures import ConfigBarrier, FailureBroadcast, check_alike
+from arborcast.pipeline.run.failures import ConfigBarrier, check_alike
 from arborcast.pipeline.run.local_model import LocalModel, frozen_of
-from arborcast.pipeline.run.stage_groups import Groups
+from arborcast.pipeline.run.rank_context import RankContext
 
 GRACE_S = 5.0
 """How long one that refuses a batch waits for others to refuse theirs, before it ends the training."""
@@ -28,29 +27,21 @@ class BatchNegotiation:
     """What ranks tell each other of batches.
 
     Args:
-        place: of this rank.
-        returns_loss: whether the model returns its loss, and so takes targets with its inputs.
+        context: of this rank.
         agreement: in words.
-        faults: of the trainer.
-        groups: of the job.
         timeout_s: of the trainer.
 
     Attributes:
         grace_s: how long a rank that refuses a batch waits for others to refuse theirs.
     """
 
-    def __init__(
-        self,
-        place: RankAssignment,
-        returns_loss: bool,
-        agreement: ConfigBarrier,
-        faults: FailureBroadcast,
-        groups: Groups,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, context: RankContext, agreement: ConfigBarrier, timeout_s: float) -> None:
         self.grace_s, self._has_met = min(GRACE_S, timeout_s), False
-        self._place, self._returns_loss = place, returns_loss
-        self._agreement, self._faults, self._groups = agreement, faults, groups
+        self._place, self._faults, self._groups = context.place, context.faults, context.groups
+        self._returns_loss = (
+            context.options.loss_fn is None
+        )  # so that the model takes targets with its inputs
+        self._agreement = agreement
         self._is_heard: bool | None = None  # whether all say what each batch is; None before any
         self._before: dict[bool, tuple[str, Signature]] = {}  # by training: own words, and what was agreed
 

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from arborcast.pipeline.errors import PartitionError, first_line
 from arborcast.pipeline.model.deferred_init import stand_ins
 from arborcast.pipeline.model.layered import Layered, in_mode
-from arborcast.pipeline.model.module_structure import storage_key
+from arborcast.pipeline.model.module_structure import several, storage_key
 from arborcast.pipeline.run.batches import described, spread_dims
 from arborcast.pipeline.run.devices import HOST, placed
 
@@ -197,7 +197,7 @@ class FakeStage:
             raise PartitionError(
                 f"{where}: shapes must follow from shapes alone, got {first_line(error)}"
             ) from error
-        return tuple(outputs) if isinstance(outputs, tuple) else (outputs,)
+        return several(outputs)
 
     def _wires(self, cut: int, values: tuple[Any, ...], samples: int) -> tuple[TensorSpec, ...]:
         dims = spread_dims(self._dims[cut], len(values))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
@@ -103,6 +103,7 @@ class LocalStage(ABC):
         """The share's part of the loss that the model itself computes, on the last stage."""
 
 
+@dataclass(eq=False)
 class ModuleStage(LocalStage):
     """The layers of a stage as a module, of a replica with its share of the samples.
 
@@ -110,32 +111,27 @@ class ModuleStage(LocalStage):
         assignment: of this rank.
         module: the layers.
         fake: these and those before, for their shapes.
-        autocast: makes the context of forward passes.
-        returns_loss: whether the last stage computes the loss of the model itself.
-        device: that they are on.
+        context: of this rank.
     """
 
-    def __init__(
-        self,
-        assignment: Assignment,
-        module: nn.Module,
-        fake: FakeStage,
-        autocast: Callable[[], AbstractContextManager[Any]],
-        returns_loss: bool,
-        device: torch.device,
-    ) -> None:
-        self.assignment, self.module, self.takes_inputs = assignment, module, assignment.is_first
-        self._device = device
-        self._fake, self._autocast, self._returns_loss = fake, autocast, returns_loss
+    assignment: Assignment
+    module: nn.Module
+    fake: FakeStage
+    context: RankContext
+
+    def __post_init__(self) -> None:
+        """Where the model's inputs come in."""
+        self.takes_inputs = self.assignment.is_first
 
     def follow(self, trained: Mapping[str, bool]) -> None:
         """As `LocalStage.follow`."""
-        self._fake.follow(trained)
+        self.fake.follow(trained)
 
     def boundaries(self, batch: Batch, *, training: bool) -> Boundaries:
         """As `LocalStage.boundaries`."""
         counts = [self.assignment.count(size) for size in batch.sizes]
-        return self._fake.boundaries(batch.inputs, counts, training=training, autocast=self._autocast)
+        autocast = self.context.precision.autocast
+        return self.fake.boundaries(batch.inputs, counts, training=training, autocast=autocast)
 
     def messages(
         self, boundaries: Boundaries, sizes: Sequence[int], links: Messenger, tag_of: TagOf, *, behind: bool
@@ -152,8 +148,8 @@ class ModuleStage(LocalStage):
     def begin(self, batch: Batch) -> None:
         """As `LocalStage.begin`."""
         loss: Any = self.module
-        if self.assignment.is_last and self._returns_loss:
-            loss.begin_loss(moved(batch.targets, self._device), batch.samples)
+        if self.assignment.is_last and self.context.options.loss_fn is None:
+            loss.begin_loss(moved(batch.targets, self.context.device), batch.samples)
 
     def loss_of(self, output: Any, labels: Any) -> Tensor:
         """As `LocalStage.loss_of`."""
@@ -294,9 +290,7 @@ class StepExecutor:
             messages(assignment.stage, behind=True, is_here=assignment.behind_is_here),
             part.takes_inputs,
             losses,
-            self.context.recorder,
-            differentiating=self.precision.no_autocast,
-            device=self._device,
+            self.context,
             training=training,
             split=split,
             norms=self.norms,

@@ -84,9 +84,7 @@ class LocalModel:
         fakes = [FakeStage(model, *bounds, context.device) for bounds in ranges]
         for assignment, fake in zip(place.assignments, fakes, strict=True):
             layers = placed(divided(model, place.plan.segments(assignment.stage)), context.device)
-            returns_loss = options.loss_fn is None
-            autocast = context.precision.autocast
-            parts.append(ModuleStage(assignment, layers, fake, autocast, returns_loss, context.device))
+            parts.append(ModuleStage(assignment, layers, fake, context))
         module = joined([part.module for part in parts])
         parameters, trained = _named(module, model), {}
         with faults.all_or_nothing(lambda: "starting"):

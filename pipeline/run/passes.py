@@ -13,16 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from arborcast.pipeline.model.module_structure import several
 from arborcast.pipeline.model.split import Second, SplitBackward
 from arborcast.pipeline.order.actions import Phase
-from arborcast.pipeline.run.activation_treatment import TreatedPasses, several
+from arborcast.pipeline.run.activation_treatment import TreatedPasses
 from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batch_norm import BatchNorms, statistics_once
 from arborcast.pipeline.run.batches import Tensors
 from arborcast.pipeline.run.boundary import Boundaries
 from arborcast.pipeline.run.devices import finish, seed
 from arborcast.pipeline.run.losses import Losses
-from arborcast.pipeline.run.recorder import PassRecorder
+from arborcast.pipeline.run.rank_context import RankContext
 from arborcast.pipeline.run.stage_messages import BoundaryMessages, sharing
 from arborcast.pipeline.simulation.pass_simulator import KIND_OF
 
@@ -39,9 +40,7 @@ class StagePasses:
         behind: likewise with the one behind.
         takes_inputs: whether it takes inputs of the model, behind what the stage before gives.
         losses: where those of the last stage go.
-        recorder: notes what is done when.
-        differentiating: makes the context of backward passes.
-        device: that it computes on.
+        context: of this rank.
         training: whether there are backward passes.
         split: halves backward passes; None where they are whole.
         norms: the mode of passes with batch norm over replicas, or deferred; None without.
@@ -55,9 +54,7 @@ class StagePasses:
     behind: BoundaryMessages | None
     takes_inputs: bool
     losses: Losses
-    recorder: PassRecorder
-    differentiating: Callable[[], AbstractContextManager[Any]]
-    device: torch.device
+    context: RankContext
     training: bool
     split: SplitBackward | None
     norms: BatchNorms | None
@@ -84,7 +81,7 @@ class StagePasses:
         """Of the last stage with its loss; `number` seeds what it draws."""
         self.doing = f"forward pass of microbatch {microbatch}"
         began_ns = time.perf_counter_ns()
-        seed(self.device, number)  # recomputation begins there again
+        seed(self.context.device, number)  # recomputation begins there again
         end: Callable[[Any], Any] = several
         if self.assignment.is_last:
             end = partial(self.losses.of, targets, microbatch)
@@ -131,7 +128,7 @@ class StagePasses:
         found: list[Tensor | None] = [None] * len(own)
         if pairs:
             roots, given = [end for end, _ in pairs], [it for _, it in pairs]
-            with self.differentiating():
+            with self.context.precision.no_autocast():
                 if self.split is None:
                     torch.autograd.backward(roots, given)
                     found = [it.grad for it in own]
@@ -147,7 +144,7 @@ class StagePasses:
         began_ns = time.perf_counter_ns()
         later = self._later.pop(microbatch, None)
         if later is not None:
-            with self.differentiating():
+            with self.context.precision.no_autocast():
                 SplitBackward.second(later)
             self._note(Phase.WEIGHTS, microbatch, began_ns)
 
@@ -168,10 +165,10 @@ class StagePasses:
         return nullcontext(), statistics_once(module, self.norms)
 
     def _note(self, phase: Phase, microbatch: int, began_ns: int) -> None:
-        stage = self.assignment.stage
-        if self.recorder.is_on:
-            finish(self.device)
-        self.recorder.add(KIND_OF[phase], microbatch, began_ns, time.perf_counter_ns(), stage=stage)
+        stage, recorder = self.assignment.stage, self.context.recorder
+        if recorder.is_on:
+            finish(self.context.device)
+        recorder.add(KIND_OF[phase], microbatch, began_ns, time.perf_counter_ns(), stage=stage)
 
 
 class _Enter(torch.autograd.Function):

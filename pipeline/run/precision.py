@@ -1,7 +1,7 @@
 """Training in 16-bit arithmetic across stages, equal to serial autocast with a gradient scaler.
 
 The scale is the same on every rank because all ranks of the job hear of an infinite gradient on any of them
-before any rank lets its optimizer step. The rules are those of `torch.amp.GradScaler`.
+before any rank lets its optimizer step. The scale itself is that of `torch.amp.GradScaler`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from arborcast.synth.errors import InputError
 
@@ -63,14 +63,19 @@ class Precision:
         for name, value, rule, holds in rules:
             if not holds:
                 raise InputError(f"precision: {name} must be {rule}, got {value}")
-        self.dtype = dtype
-        self.device = device
-        self._group = group
-        self._scale = init_scale
-        self._growth_factor = growth_factor
-        self._backoff_factor = backoff_factor
-        self._growth_interval = growth_interval
-        self._steps_since_change = 0
+        self.dtype, self.device, self._group = dtype, device, group
+        self._scaler = torch.amp.GradScaler(
+            "cpu",
+            init_scale=init_scale,
+            growth_factor=growth_factor,
+            backoff_factor=backoff_factor,
+            growth_interval=growth_interval,
+            enabled=self.scales,
+        )
+        self._scaler.scale(torch.zeros(()))  # it makes its tensors on first use
+        # One number that is infinite where a gradient of any rank is: what the scaler is told of.
+        self._told = nn.Parameter(torch.zeros(()))
+        self._optimizer_of_it = torch.optim.SGD([self._told], lr=0.0)
         self._found: bool | None = None
 
     @property
@@ -81,7 +86,7 @@ class Precision:
     @property
     def current_scale(self) -> float:
         """The factor of the loss in this step."""
-        return self._scale if self.scales else 1.0
+        return self._scaler.get_scale()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """In which forward passes and losses are computed; backward passes follow by themselves."""
@@ -103,7 +108,7 @@ class Precision:
         if not self.scales:
             return loss
         # A tensor, not a number: a float16 loss then becomes float32 instead of infinite.
-        return loss * torch.full((), self._scale, dtype=torch.float32, device=loss.device)
+        return loss * torch.full((), self.current_scale, dtype=torch.float32, device=loss.device)
 
     def unscale(self, gradients: Iterable[Tensor]) -> None:
         """Divide this rank's summed gradients by the scale, in place, and hear of all ranks' infinite ones.
@@ -118,7 +123,7 @@ class Precision:
         if self._found is not None:
             raise RuntimeError("precision: unscale must be called once in a step, got a second call")
         # As GradScaler: the reciprocal in double precision, rounded once.
-        inverse = torch.tensor(1.0 / self._scale, dtype=torch.float32).item()
+        inverse = torch.tensor(1.0 / self.current_scale, dtype=torch.float32).item()
         finite, half = [], False
         with torch.no_grad():
             for gradient in gradients:
@@ -153,28 +158,14 @@ class Precision:
             return
         if self._found is None:
             raise RuntimeError("precision: update must follow unscale")
-        found, self._found = self._found, None
-        if found:
-            self._scale = _as_float32(self._scale * self._backoff_factor)
-            self._steps_since_change = 0
-            return
-        self._steps_since_change += 1
-        if self._steps_since_change == self._growth_interval:
-            grown = _as_float32(self._scale * self._growth_factor)
-            self._scale = grown if math.isfinite(grown) else self._scale
-            self._steps_since_change = 0
+        self._told.grad = torch.tensor(math.inf if self._found else 0.0)
+        self._found = None
+        self._scaler.unscale_(self._optimizer_of_it)
+        self._scaler.update()
 
     def state_dict(self) -> dict[str, float | int]:
         """What `load_state_dict` takes, and that of `torch.amp.GradScaler` too; empty without scaling."""
-        if not self.scales:
-            return {}
-        return {
-            "scale": self._scale,
-            "growth_factor": self._growth_factor,
-            "backoff_factor": self._backoff_factor,
-            "growth_interval": self._growth_interval,
-            "_growth_tracker": self._steps_since_change,
-        }
+        return self._scaler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, float | int]) -> None:
         """Go on from a saved state, which may come from `torch.amp.GradScaler`; without scaling, nothing.
@@ -189,13 +180,4 @@ class Precision:
             raise InputError(
                 f"precision: a state of float16 must have {', '.join(missing)}, got {sorted(state)}"
             )
-        self._scale = float(state["scale"])
-        self._growth_factor = float(state["growth_factor"])
-        self._backoff_factor = float(state["backoff_factor"])
-        self._growth_interval = int(state["growth_interval"])
-        self._steps_since_change = int(state["_growth_tracker"])
-
-
-def _as_float32(value: float) -> float:
-    """Rounded as the scale of `GradScaler` is, which is a float32 tensor."""
-    return float(torch.tensor(value, dtype=torch.float64).to(torch.float32).item())
+        self._scaler.load_state_dict(dict(state))

@@ -11,15 +11,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 import torch.distributed as dist
 
+from arborcast.backends.transport.addresses import boot_id
 from arborcast.pipeline.simulation.timeline import KINDS, Interval, Timeline, waiting
 
 NS_PER_US = 1000
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Note: TypeAlias = tuple[str, int | None, int, int, int | None, int | None]
 """Kind, microbatch, begin and end in ns of the rank's own clock, peer, stage."""
@@ -96,7 +95,7 @@ class PassRecorder:
         if not self.is_on:
             return Timeline(())
         rank = dist.get_rank() if dist.is_initialized() else 0
-        mine = Notes(rank, _host(), self._origin, tuple(self._notes))
+        mine = Notes(rank, boot_id() or socket.gethostname(), self._origin, tuple(self._notes))
         if group is None:
             return timeline_of([mine])
         gathered: list[Notes | None] = [None] * dist.get_world_size(group)
@@ -110,7 +109,7 @@ class Notes:
 
     Attributes:
         rank: of the job.
-        host: equal for ranks that share a clock.
+        host: equal for ranks that share a clock, which the kernel counts from its start.
         origin_ns: of that clock, when the rank began the step.
         notes: of the intervals.
     """
@@ -156,11 +155,3 @@ def with_waiting(intervals: Iterable[Interval], ranks: Iterable[int]) -> tuple[I
 
 def _order(interval: Interval) -> tuple[float, float, int, int]:
     return interval.start_us, interval.end_us, interval.rank, KINDS.index(interval.kind)
-
-
-def _host() -> str:
-    """Equal where processes share the clock: the kernel counts it from its start."""
-    try:
-        return BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return socket.gethostname()

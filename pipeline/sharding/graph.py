@@ -95,13 +95,14 @@ class MergedOperator:
     Attributes:
         name: of the value that the first of them makes.
         kind: of the first.
+        result: what the first one makes.
+        made: all values made, in order.
         module: where in the model it is.
-        place: the layer of the model.
+        place: the layer of the model; -1 of what is given.
         parts: for each label, into at most how many parts it may be divided.
         summed: labels whose parts give results to be added up.
         inputs: what the first one reads.
         joined: what followers read besides, divided like the result.
-        result: what the first one makes.
         outputs: values that others read, or that the model returns.
         kept: values made here that the backward pass needs; divided like the result.
         kernels: all that run.
@@ -109,27 +110,26 @@ class MergedOperator:
         sample: the label that counts samples.
         given: of an input of the model or a parameter; else None.
         is_known: whether there was a rule for each operator in it.
-        made: all values made, in order.
         is_end: whether it gives to another stage or takes from one, in equal parts of all ranks.
     """
 
     name: str
     kind: str
-    module: str
-    place: int
-    parts: tuple[int, ...]
-    summed: frozenset[int]
-    inputs: tuple[Tensor, ...]
-    joined: tuple[Tensor, ...]
     result: Tensor
-    outputs: tuple[Tensor, ...]
-    kept: tuple[Tensor, ...]
-    kernels: tuple[MemberOperator, ...]
-    sums: tuple[Sum, ...]
-    sample: int | None
-    given: Given | None
-    is_known: bool
     made: tuple[Member, ...]
+    module: str = ""
+    place: int = -1
+    parts: tuple[int, ...] = ()
+    summed: frozenset[int] = frozenset()
+    inputs: tuple[Tensor, ...] = ()
+    joined: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
+    kept: tuple[Tensor, ...] = ()
+    kernels: tuple[MemberOperator, ...] = ()
+    sums: tuple[Sum, ...] = ()
+    sample: int | None = None
+    given: Given | None = None
+    is_known: bool = True
     is_end: bool = False
 
     @property
@@ -223,24 +223,21 @@ class _OperatorBuilder:
 
     def finished(self, outside: set[str]) -> MergedOperator:
         return MergedOperator(
-            self.name,
-            self.kind,
-            self.module,
-            self.place,
-            tuple(self.parts),
-            self.summed,
-            tuple(self.inputs),
-            tuple(self.joined),
-            self.values[self.name],
-            tuple(tensor for value, tensor in self.values.items() if value in outside or self.given),
-            tuple(self.kept.values()),
-            tuple(self.kernels),
-            tuple(self.sums),
-            self.sample,
-            self.given,
-            self.is_known,
-            tuple(Member(it, self.constants.get(name, ())) for name, it in self.values.items()),
+            result=self.values[self.name],
+            made=tuple(Member(it, self.constants.get(name, ())) for name, it in self.values.items()),
+            parts=tuple(self.parts),
+            inputs=tuple(self.inputs),
+            joined=tuple(self.joined),
+            outputs=tuple(it for value, it in self.values.items() if value in outside or self.given),
+            kept=tuple(self.kept.values()),
+            kernels=tuple(self.kernels),
+            sums=tuple(self.sums),
+            **{name: getattr(self, name) for name in _AS_BUILT},
         )
+
+
+_AS_BUILT = ("name", "kind", "module", "place", "summed", "sample", "given", "is_known")
+"""What an operator in the making has as the finished one does."""
 
 
 class _Merger:

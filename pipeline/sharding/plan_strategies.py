@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.meshes import Mesh
+from arborcast.pipeline.meshes import Mesh, shown
 from arborcast.pipeline.sharding.graph import Graph, MergedOperator
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import spec_of
@@ -33,18 +33,18 @@ def operator_sharding(operator: MergedOperator, way: Strategy) -> OperatorShardi
     """What one strategy says, of an operator or of a parameter."""
     if operator.given is not None:
         stored = spec_of(operator.result, way.before)
-        return ParameterSharding(operator.given.path, stored, way.update or stored)
+        return ParameterSharding(operator.given.path, shown(stored), shown(way.update or stored))
     return OperatorSharding(
         operator.name,
         operator.kind,
         operator.members,
         tuple(
-            ReadSharding(tensor.value, demand.spec, demand.gradient)
-            for tensor, demand in zip(operator.reads, way.demands, strict=True)
+            ReadSharding(tensor.value, shown(it.spec), None if it.gradient is None else shown(it.gradient))
+            for tensor, it in zip(operator.reads, way.demands, strict=True)
         ),
-        summands_of(operator, way.before),
-        spec_of(operator.result, way.after),
-        tuple((it.value, spec) for it, spec in zip(operator.outputs, way.outputs, strict=True)),
+        shown(summands_of(operator, way.before)),
+        shown(spec_of(operator.result, way.after)),
+        tuple((it.value, shown(spec)) for it, spec in zip(operator.outputs, way.outputs, strict=True)),
     )
 
 

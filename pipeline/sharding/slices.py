@@ -221,40 +221,16 @@ def _given(operator: MergedOperator, read: Collection[str]) -> MergedOperator:
 
 
 def _received(tensor: Tensor, place: int) -> MergedOperator:
-    return _end(tensor, "receive", tensor.value, place, made=(tensor,))
+    return replace(_end(tensor, "receive", tensor.value, place), outputs=(tensor,))
 
 
 def _sent(tensor: Tensor, place: int) -> MergedOperator:
-    return _end(tensor, "send", f"{tensor.value} sent", place, read=(tensor,))
+    return replace(_end(tensor, "send", f"{tensor.value} sent", place), inputs=(tensor,))
 
 
-def _end(
-    tensor: Tensor,
-    kind: str,
-    name: str,
-    place: int,
-    *,
-    read: tuple[Tensor, ...] = (),
-    made: tuple[Tensor, ...] = (),
-) -> MergedOperator:
+def _end(tensor: Tensor, kind: str, name: str, place: int) -> MergedOperator:
     length = [size for size, label in zip(tensor.shape, tensor.labels, strict=True) if label == 0]
+    crossing = replace(tensor, value=name)
     return MergedOperator(
-        name=name,
-        kind=kind,
-        module="",
-        place=place,
-        parts=tuple(length),
-        summed=frozenset(),
-        inputs=read,
-        joined=(),
-        result=replace(tensor, value=name),
-        outputs=made,
-        kept=(),
-        kernels=(),
-        sums=(),
-        sample=None,
-        given=None,
-        is_known=True,
-        made=(Member(replace(tensor, value=name)),),
-        is_end=True,
+        name, kind, crossing, (Member(crossing),), place=place, parts=tuple(length), is_end=True
     )

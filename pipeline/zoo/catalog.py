@@ -6,10 +6,10 @@ Images have the size of the paper; questions have 384 tokens (BERT's own script 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor, nn
 from torch.nn import functional
 
 from arborcast.pipeline.costs.layer_pass import LossFunction, OptimizerFactory
@@ -29,25 +29,10 @@ def images(samples: int) -> Batch:
 
 
 def questions(samples: int) -> Batch:
-    """Questions without padding, and where each answer starts and ends."""
+    """Questions without padding, and where each answer starts and ends: both count alike in the loss."""
     tokens = torch.randint(bert.VOCABULARY, (samples, QUESTION_TOKENS))
     segments, spans = torch.randint(2, tokens.shape), torch.randint(QUESTION_TOKENS, (samples, 2))
-    return ((tokens, segments, torch.zeros_like(tokens, dtype=torch.bool)), spans), span_loss
-
-
-def span_loss(scores: Tensor, spans: Tensor) -> Tensor:
-    """Mean cross entropy of both ends of the answer, over all positions."""
-    return functional.cross_entropy(scores, spans)
-
-
-def momentum(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """For images."""
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """For language."""
-    return torch.optim.Adam(parameters)
+    return ((tokens, segments, torch.zeros_like(tokens, dtype=torch.bool)), spans), functional.cross_entropy
 
 
 class CatalogNetwork(NamedTuple):
@@ -65,8 +50,8 @@ class CatalogNetwork(NamedTuple):
 
 
 CATALOG: Mapping[str, CatalogNetwork] = {
-    "vgg19": CatalogNetwork(vgg.vgg19, images, momentum),
-    "bert-large": CatalogNetwork(bert.bert_large, questions, adam),
-    "bert-base": CatalogNetwork(bert.bert_base, questions, adam),
+    "vgg19": CatalogNetwork(vgg.vgg19, images, partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
+    "bert-large": CatalogNetwork(bert.bert_large, questions, torch.optim.Adam),
+    "bert-base": CatalogNetwork(bert.bert_base, questions, torch.optim.Adam),
 }
 """By name."""

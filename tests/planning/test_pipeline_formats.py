@@ -142,9 +142,10 @@ def test_profile_files_have_a_layer_a_line(tmp_path: Path) -> None:
 
 
 def test_plans_whose_operators_are_divided_come_back(tmp_path: Path) -> None:
-    weight = ParameterSharding("0.weight", (None,), (0,))
+    weight = ParameterSharding("0.weight", "R", "S(0)")
     product = OperatorSharding(
-        "linear", "linear", ("linear",), (ReadSharding("x", (0,), None),), (0,), (0,), (("linear", (0,)),)
+        *("linear", "linear", ("linear",), (ReadSharding("x", "S(0)", None),)),
+        *("S(0)", "S(0)", (("linear", "S(0)"),)),
     )
     stages = [
         Stage.divided(at, at + 1, StageSharding(Mesh((2,), ranks), (weight,), (product,)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -11,7 +11,7 @@ from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.sharding.plan_strategies import stage_sharding, strategies_of
 from arborcast.pipeline.sharding.sharding_program import shard
-from arborcast.pipeline.stage_sharding import parse_spec, sharding_from_document, sharding_to_document
+from arborcast.pipeline.stage_sharding import StageSharding, check_spec
 from arborcast.pipeline.stages import Plan, Stage, check_topology
 from tests.sharding.examples import Writer, mlp, on_ring, ring
 
@@ -19,7 +19,7 @@ from tests.sharding.examples import Writer, mlp, on_ring, ring
 def test_columns_then_rows_as_drawn_and_read_back():
     graph, setting = mlp(1, 64, 512), on_ring((2,))
     made = stage_sharding(graph, shard(graph, setting).chosen, setting.prices.mesh)
-    document = json.loads(json.dumps(sharding_to_document(made)))
+    document = json.loads(json.dumps(asdict(made)))
     assert document["mesh"] == {"shape": [2], "ranks": [0, 1]}
     assert document["parameters"] == [
         {"path": "w1", "stored": "S(0)", "update": "S(0)"},
@@ -41,13 +41,13 @@ def test_columns_then_rows_as_drawn_and_read_back():
         "R",
     )
     assert softmax["outputs"] == [["softmax", "R"]]
-    assert sharding_from_document(document) == made
+    assert StageSharding.from_document(document) == made
 
 
 @pytest.mark.parametrize("text", ["R", "R R R", "R Q", "S(a) R", ""])
 def test_a_spec_of_another_mesh_is_refused(text):
     with pytest.raises(PlanError, match=r"must be 2 of R, P and S\(dimension\), got"):
-        parse_spec(text, 2)
+        check_spec(text, 2)
 
 
 def test_a_plan_gives_back_its_strategies_and_is_refused_for_others():

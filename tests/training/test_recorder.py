@@ -145,9 +145,12 @@ def test_all_ranks_gather_the_same() -> None:
 
 
 def test_a_kernel_that_does_not_name_its_start_is_named_as_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "BOOT_ID", recorder_module.Path("/nowhere/boot_id"))  # type: ignore[attr-defined]
+    noted: list[Notes] = []
+    monkeypatch.setattr(recorder_module, "boot_id", lambda: None)
     monkeypatch.setattr(recorder_module.socket, "gethostname", lambda: "box")  # type: ignore[attr-defined]
-    assert recorder_module._host() == "box"
+    monkeypatch.setattr(recorder_module, "timeline_of", noted.extend)
+    PassRecorder().timeline()
+    assert [it.host for it in noted] == ["box"]
 
 
 def test_nothing_is_recorded_unless_asked() -> None:

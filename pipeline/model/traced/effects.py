@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,48 +54,12 @@ def is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), Tensor)
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """In place of an input of an operator: which one, and its tensors, as `_Form`, or numbers."""
-
-    number: int
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """All of a tensor but its data."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-
-    def stand_in(self) -> Tensor:
-        """Always a new one: an operator such as unsqueeze_ changes the shape of what it is given."""
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
-
-
-@dataclass(frozen=True, slots=True)
-class _SizedCall:
-    """An operator with what it is given, by sizes: of blocks that repeat, one stands for all.
-
-    Attributes:
-        target: the operator.
-        text: of `given`, which says all of it.
-        given: positional and named arguments, with `_Given` for inputs.
-    """
-
-    target: torch._ops.OpOverload
-    text: str
-    given: Any = field(compare=False)
-
-
 def _rehearsed(node: fx.Node, sizes: Sizes) -> tuple[tuple[fx.Node, ...], int]:
     """The inputs whose memory the value shares, and FLOPs: found by running it on tensors without data."""
     inputs = [source for source in node.all_input_nodes if "val" in source.meta]
     try:
         if isinstance(node.target, torch._ops.OpOverload):
-            numbers, flops = _rehearse(_call(node, node.target, inputs, sizes))
+            numbers, flops = _rehearse(node, node.target, inputs, sizes)
             return tuple(inputs[number] for number in numbers), flops
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             mine = set(_storages(_rehearse_as_traced(node)))
@@ -108,35 +71,31 @@ def _rehearsed(node: fx.Node, sizes: Sizes) -> tuple[tuple[fx.Node, ...], int]:
         return tuple(inputs), 0
 
 
-def _call(node: fx.Node, target: torch._ops.OpOverload, inputs: list[fx.Node], sizes: Sizes) -> _SizedCall:
-    def form(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            strides = tuple(sizes.of(step) for step in value.stride())
-            return _Form(sizes.shape(value), strides, value.dtype)
-        return sizes.of(value) if isinstance(value, torch.SymInt) else value
-
-    known: dict[str, Any] = {
-        it.name: _Given(number, tree_map(form, it.meta["val"])) for number, it in enumerate(inputs)
-    }
-    given = fx.map_arg((node.args, node.kwargs), lambda source: known[source.name])
-    return _SizedCall(target, repr(given), given)
+_KNOWN: dict[tuple[torch._ops.OpOverload, str], tuple[tuple[int, ...], int]] = {}
+"""What operators do with what they are given, by sizes: of blocks that repeat, one stands for all."""
 
 
-@lru_cache(maxsize=4096)
-def _rehearse(call: _SizedCall) -> tuple[tuple[int, ...], int]:
+def _rehearse(
+    node: fx.Node, target: torch._ops.OpOverload, inputs: list[fx.Node], sizes: Sizes
+) -> tuple[tuple[int, ...], int]:
     """The numbers of the inputs whose memory the value shares, and FLOPs, found without data."""
-    known: dict[int, Any] = {}
-
-    def stand_in(given: _Given) -> Any:
-        made = tree_map_only(_Form, _Form.stand_in, given.value)
-        return known.setdefault(given.number, made)
-
-    args, kwargs = tree_map_only(_Given, stand_in, call.given)
-    args, kwargs = tree_map_only(torch.device, lambda _: torch.device("meta"), (args, kwargs))
-    with torch.no_grad(), FlopCounterMode(display=False) as counter, torch.device("meta"):
-        mine = set(_storages(call.target(*args, **kwargs)))
-    numbers = tuple(number for number in sorted(known) if mine & set(_storages(known[number])))
-    return numbers, int(counter.get_total_flops())
+    given = {it: tree_map(sizes.stand_in, it.meta["val"]) for it in inputs}
+    said = {
+        it: (number, tree_map_only(Tensor, lambda x: (x.size(), x.stride(), x.dtype), given[it]))
+        for number, it in enumerate(inputs)
+    }
+    key = target, repr(fx.map_arg((node.args, node.kwargs), lambda source: str(said[source])))
+    if key not in _KNOWN:
+        args, kwargs = tree_map_only(
+            torch.device,
+            lambda _: torch.device("meta"),
+            fx.map_arg((node.args, node.kwargs), given.__getitem__),
+        )
+        with torch.no_grad(), FlopCounterMode(display=False) as counter, torch.device("meta"):
+            mine = set(_storages(target(*args, **kwargs)))
+        numbers = (number for number, it in enumerate(inputs) if mine & set(_storages(given[it])))
+        _KNOWN[key] = tuple(numbers), int(counter.get_total_flops())
+    return _KNOWN[key]
 
 
 def _rehearse_as_traced(node: fx.Node) -> Any:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from networkx.utils import UnionFind
 from torch import fx
 
 from arborcast.pipeline.model.traced.capture import Captured
@@ -223,18 +224,11 @@ def _used(does: dict[str, Effects], captured: Captured, nodes: dict[str, fx.Node
 
 def _memory(does: dict[str, Effects], nodes: dict[str, fx.Node]) -> dict[str, int]:
     """A number for each value; those that may share memory have the same."""
-    parent = {name: name for name in nodes}
-
-    def root(name: str) -> str:
-        while parent[name] != name:
-            parent[name] = name = parent[parent[name]]
-        return name
-
+    sharing = UnionFind(nodes)
     for name, effect in does.items():
-        for source in effect.shares:
-            parent[root(name)] = root(source.name)
+        sharing.union(name, *(source.name for source in effect.shares))
     number = {name: index for index, name in enumerate(nodes)}
-    return {name: number[root(name)] for name in nodes}
+    return {name: number[sharing[name]] for name in nodes}
 
 
 def _touched(name: str, nodes: dict[str, fx.Node], memory: dict[str, int]) -> set[int]:

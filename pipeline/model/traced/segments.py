@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from arborcast.pipeline.errors import PartitionError
-from arborcast.pipeline.model.module_structure import Structure
+from arborcast.pipeline.model.module_structure import Structure, several
 from arborcast.pipeline.model.traced.cut_points import Item
 from arborcast.pipeline.model.traced.operator_table import OperatorTable
 
@@ -109,10 +109,9 @@ class TracedSegment(nn.Module):
 
     def loss(self, outputs: Any, labels: Sequence[Tensor]) -> Tensor:
         """The part of the batch's loss that a share has."""
-        given = outputs if isinstance(outputs, tuple) else (outputs,)
         _, share = self._loss
         _, paths = self._loss_paths[not self.training]
-        result: Tensor = share(*given, *labels, *self._totals, *self._tensors(paths))
+        result: Tensor = share(*several(outputs), *labels, *self._totals, *self._tensors(paths))
         return result
 
     @property

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -60,32 +61,23 @@ class MeshCollectives:
         self.lines: dict[Axes, AxisRanks] = {}
         self.coordinates: tuple[int, ...] | None = None
         if rank in mesh.ranks:
-            place, found = mesh.ranks.index(rank), list[int]()
-            for size in reversed(mesh.shape):
-                place, at = divmod(place, size)
-                found.append(at)
-            self.coordinates = tuple(reversed(found))
+            self.coordinates = tuple(map(int, np.unravel_index(mesh.ranks.index(rank), mesh.shape)))
 
     def connect(self, make: MakeGroup) -> None:
         """Make the groups; every rank of the job calls it."""
-        for axes, ranks in self._groups():
-            ascending = sorted(ranks)
-            group = make(ascending)
-            if dist.get_rank() in ranks and group is not None:
-                self.lines[axes] = AxisRanks(group, tuple(ascending.index(it) for it in ranks))
-
-    def _groups(self) -> Iterator[tuple[Axes, list[int]]]:
         for axes in self.mesh.ways if self.mesh.shape else ():
             for places in self.mesh.groups(axes):
-                yield axes, [self.mesh.ranks[place] for place in places]
+                ranks = [self.mesh.ranks[place] for place in places]
+                ascending = sorted(ranks)
+                group = make(ascending)
+                if dist.get_rank() in ranks and group is not None:
+                    self.lines[axes] = AxisRanks(group, tuple(ascending.index(it) for it in ranks))
 
     def index(self, axes: Axes) -> int:
         """This rank's place along some axes."""
         assert self.coordinates is not None, "only ranks of the mesh ask"
-        found = 0
-        for axis in axes:
-            found = found * self.mesh.shape[axis] + self.coordinates[axis]
-        return found
+        places, sizes = ([of[axis] for axis in axes] for of in (self.coordinates, self.mesh.shape))
+        return int(np.ravel_multi_index(places, sizes)) if axes else 0
 
     def part(self, tensor: Tensor, spec: Spec) -> Tensor:
         """What this rank holds of a whole tensor."""

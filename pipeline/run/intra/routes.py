@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.meshes import Spec
-from arborcast.pipeline.sharding.graph import Graph, MergedOperator, Tensor
+from arborcast.pipeline.sharding import evaluation
+from arborcast.pipeline.sharding.evaluation import Reading
+from arborcast.pipeline.sharding.graph import Graph, MergedOperator
 from arborcast.pipeline.sharding.resharding import ReshardingPath
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import spec_of
 from arborcast.pipeline.sharding.strategies import (
     ReadLayout,
     Strategy,
-    crossing_ways,
     inner_ways,
     summands_of,
 )
@@ -73,6 +74,7 @@ def readings(
     Raises:
         PlanError: no links lead from a maker to a reader, or several tensors would have to move.
     """
+    moves = {(it.tensor.value, it.demand): it for it in evaluation.readings(graph, chosen, setting)}
     known: dict[tuple[str, ReadLayout], PreparedRead] = {}
     found: list[tuple[PreparedRead, ...]] = []
     for operator, way in zip(graph.operators, chosen, strict=True):
@@ -81,35 +83,24 @@ def readings(
         for tensor, demand in pairs:
             key = tensor.value, demand
             if key not in known:
-                number, which = graph.maker[tensor.value]
-                source, made = graph.operators[number], chosen[number]
-                spec, update = (None, None) if made is None else (made.outputs[which], made.update)
-                if update is not None:
-                    update = spec_of(source.outputs[which], update)
-                route = None if spec is None else _route(operator.name, tensor, spec, update, demand, setting)
+                number, _ = graph.maker[tensor.value]
+                route = _route(moves[key], chosen[number]) if key in moves else None
                 if route is not None and route.there[1].steps and tensor.value in several:
                     raise PlanError(
                         f"operator {operator.name}: cannot move {tensor.value}, which is several tensors"
                     )
-                known[key] = PreparedRead(tensor.value, demand.spec, number, source, route)
+                known[key] = PreparedRead(tensor.value, demand.spec, number, graph.operators[number], route)
             known[key].readers += 1
             own.append(known[key])
         found.append(tuple(own))
     return found
 
 
-def _route(
-    name: str, tensor: Tensor, spec: Spec, update: Spec | None, demand: ReadLayout, setting: Setting
-) -> ValueRoute:
-    ways = crossing_ways(tensor, spec, update, demand, setting)
-    if ways is None:
-        raise PlanError(f"operator {name}: no links lead to {tensor.value} as {demand.spec}")
-    there, back = (it.path for it in ways)
-    return ValueRoute(
-        (spec, there),
-        None if demand.gradient is None else (demand.gradient, back),
-        update is not None and there.ps > 0,
-    )
+def _route(it: Reading, maker: Strategy | None) -> ValueRoute:
+    there, back = (runs.path for runs in it.ways)
+    is_weight = maker is not None and maker.update is not None
+    home = None if it.demand.gradient is None else (it.demand.gradient, back)
+    return ValueRoute((it.made, there), home, is_weight and there.ps > 0)
 
 
 def additions(
