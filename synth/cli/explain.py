@@ -101,7 +101,7 @@ class Explanation:
         nccl: by its model, what NCCL takes at this size by each of its algorithms, the one it chooses first;
             none where the model knows nothing of the collective or the fabric.
         rings: the link-disjoint rings of the graph; None where there are none.
-        least_us: what every schedule takes at least, in the scope of the bound of the rate.
+        least_us: what every schedule takes at least, priced as they are, in the scope of the bound of the rate.
         best: the schedule that is the fastest at this size.
         method: of that.
         advice: what to do, the least effort first.
@@ -136,7 +136,7 @@ def explain(
     """
     from arborcast import synth
     from arborcast.synth.api import approach
-    from arborcast.synth.bounds.time_limits import time_limit
+    from arborcast.synth.selection import PricedLimit
     from arborcast.synth.solve_options import SolveOptions
 
     size_bytes = parse_size(size)
@@ -150,7 +150,7 @@ def explain(
         options = SolveOptions(seed=seed, deadline_s=deadline, size_bytes=size_bytes, cache=not no_cache)
         question = approach(on.faulty or on.topology, asked, "auto", options)
         best = question.selection().fastest_in_time(size_bytes)
-        least_us = float(time_limit(on.topology, asked, bound).at(size_bytes))
+        least_us = PricedLimit.of(best).at(size_bytes)
         unknown: dict[str, str] = {}
         rings = _rings(on.topology, asked, seed, size_bytes, unknown)
         nccl = _nccl(on, asked, seed, size_bytes, unknown)
@@ -331,7 +331,7 @@ def _lines(found: Explanation, topology: Topology, bound: Bound) -> Iterator[str
     else:
         yield f"  rings    {found.rings.time_us:.4g} us {how}, {_use(found.rings, topology)}"
     yield f"  best     {found.best.time_us:.4g} us {how} by {found.method}, {_use(found.best, topology)}"
-    yield f"  least    {found.least_us:.4g} us for {every_schedule(bound)}; {_gaps(found)}"
+    yield f"  least    {found.least_us:.4g} us {how} for {every_schedule(bound)}; {_gaps(found)}"
 
 
 def told_as(topology: Topology) -> str:

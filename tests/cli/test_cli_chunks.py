@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,18 @@ def test_a_size_shows_where_the_choice_changes(command: Command) -> None:
     assert at["method"] == document["method"]
     words = command(*asked).out
     assert "fastest by simulation, or within 1 %" in words and "1KiB" in words.replace(" ", "")
+
+
+def test_times_stand_beside_limits_of_their_own_kind(command: Command) -> None:
+    """Priced ones beside what is priced, those of links alone beside the limit of links."""
+    asked = ("solve", "dgx1", "broadcast", "--ranks", "0,1,2,3", "--size", "64KiB")
+    found = command(*asked, "--json").document
+    assert found["least_us"] <= found["time_us"] < found["priced_least_us"] <= found["priced_us"]
+    words = command(*asked).out
+    for time, least in (("priced_us", "priced_least_us"), ("time_us", "least_us")):
+        assert re.search(
+            rf"{found[time]:.1f} us \D*; every schedule takes at least {found[least]:.1f} us", words
+        )
 
 
 def test_too_few_steps_is_an_answer_that_says_the_bound(command: Command) -> None:
