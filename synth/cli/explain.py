@@ -101,7 +101,7 @@ class Explanation:
         nccl: by its model, what NCCL takes at this size by each of its algorithms, the one it chooses first;
             none where the model knows nothing of the collective or the fabric.
         rings: the link-disjoint rings of the graph; None where there are none.
-        least_us: what every schedule takes at least, priced as they are, in the scope of the bound of the rate.
+        least_us: what every schedule takes at least, priced like these, in the bound's scope.
         best: the schedule that is the fastest at this size.
         method: of that.
         advice: what to do, the least effort first.
