@@ -96,7 +96,12 @@ def load(
     numa_per_socket: int | None = None,
     rates: str = "datasheet",
 ) -> Topology:
-    """The topology that a spec names: the graph of `load_machine`, which takes and raises the same."""
+    """The topology that a spec names: the graph of `load_machine`, which takes and raises the same.
+
+    Examples:
+        >>> topologies.load("dgx-h100:boxes=2").ranks
+        16
+    """
     return load_machine(
         spec,
         ranks=ranks,
@@ -143,6 +148,11 @@ def load_machine(
     Raises:
         TopologyError: the spec is unknown or wrong, or an argument does not go with it.
         InputError: the file cannot be read.
+
+    Examples:
+        >>> machine = topologies.load_machine("torus:2x2,bandwidth=25")
+        >>> machine.topology.ranks, machine.hosts
+        (4, (0, 0, 0, 0))
     """
     chosen = Rates.of(rates)
     crossing = None if between_sockets is None else Fraction(between_sockets)
