@@ -42,8 +42,9 @@ def run_schedule(
 
     Examples:
         >>> schedule = synth.solve(topologies.load("full:2"), "allreduce")
-        >>> [row.wrong for row in backends.run_schedule(schedule, size_bytes=[4096], iterations=1)]  # elements
-        [0]
+        >>> (row,) = backends.run_schedule(schedule, size_bytes=[4096], iterations=1)
+        >>> row.count, row.wrong  # elements, and how many of them were not right
+        (1024, 0)
     """
     sweep = sweep_of(
         schedule,

@@ -50,8 +50,8 @@ def read_collective(
         CollectiveError: it is no such file, or names what the topology has not.
 
     Examples:
-        >>> text = "name: swap\\nblocks: [{at: [0], to: [1]}, {at: [1], to: [0]}]"
-        >>> _ = Path("swap.yaml").write_text(text)
+        >>> swap = "blocks: [{at: [0], to: [1]}, {at: [1], to: [0]}]"
+        >>> _ = Path("swap.yaml").write_text(swap)
         >>> fabric = topologies.load("full:2")
         >>> synth.solve(fabric, synth.read_collective("swap.yaml", fabric)).rate  # of both blocks
         Fraction(2, 1)

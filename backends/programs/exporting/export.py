@@ -59,7 +59,7 @@ def export_program(
         InputError: MSCCL has no such collective, or the schedule does not fit: which limit, by how much.
 
     Examples:
-        >>> program = backends.export_program(synth.solve(topologies.load("ring:4"), "allgather", method="ring"))
+        >>> program = backends.export_program(synth.solve(topologies.load("ring:4"), "broadcast"))
         >>> program.ranks, program.protocol.value
         (4, 'Simple')
     """
