@@ -29,10 +29,10 @@ def drawn(curve: SizeCurve, among: str) -> Markup:
     if not curve.points:
         return Markup("")
     shown = [name for name, (_, of) in LINES.items() if any(of(point) is not None for point in curve.points)]
-    label = f"{curve.kind}: time over size, as a multiple of the least time of every schedule{among}"
+    label = f"{curve.kind}: time over size, as a multiple of the least time of any schedule{among}"
     parts = [Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, HEIGHT, label)]
     parts += [*_axes(curve), *(_line(curve, name) for name in shown), *_legend(shown)]
-    caption = Markup("<figcaption>{}, to {:g} and more</figcaption>")
+    caption = Markup("<figcaption>{}; {:g} stands for that and more</figcaption>")
     return Markup("<figure>{}</svg>{}</figure>").format(
         Markup("").join(parts), caption.format(label, TOP_OF_SCALE)
     )
