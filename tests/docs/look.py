@@ -43,9 +43,7 @@ def look(site: Path) -> list[str]:
                 tab.set_viewport_size({"width": width, "height": 900})
                 if width == WIDTHS[0]:
                     tab.goto(path.resolve().as_uri())
-                    tab.add_style_tag(
-                        content="* { transition: none !important }"
-                    )  # nothing moves while measured
+                    tab.add_style_tag(content="* { transition: none !important }")
                 said += [f"{width} pixels: {fault}" for fault in tab.evaluate(FAULTS)]
             wrong += [f"{path.relative_to(site)}: {fault}" for fault in said]
         running.close()
