@@ -65,6 +65,7 @@ lint: install
 	$(BIN)/python docs/draw.py --check
 	$(BIN)/python tests/suite/all_passed.py
 	$(MAKE) docs
+	$(BIN)/python -m tests.docs.look out/site
 
 # Strict: a link or a reference that leads nowhere fails. The site is a folder that asks no other host.
 docs: install

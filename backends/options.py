@@ -79,6 +79,10 @@ class Options:
 
     Raises:
         InputError: a field breaks a rule.
+
+    Examples:
+        >>> backends.Options(topology="dgx1", ranks=[1, 4, 5, 6]).bits
+        'alike'
     """
 
     topology: str | os.PathLike[str] | Topology | None = None

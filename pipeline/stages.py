@@ -108,6 +108,11 @@ class Plan:
         PlanError: a gap between stages, stages that share some of their ranks only, stages on other workers
             than the order lays them on, a value out of range, or what stages whose operators are divided
             cannot do.
+
+    Examples:
+        >>> plan = pipeline.Plan([(0, 3, [0]), (3, 6, [1, 2]), (6, 8, [3])], microbatches=8, order="1f1b")
+        >>> [stage.ranks for stage in plan.stages]
+        [(0,), (1, 2), (3,)]
     """
 
     stages: tuple[Stage, ...]

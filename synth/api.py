@@ -122,6 +122,12 @@ def solve(
             that the question has no answer in; says why.
         InfeasibleError: there is no such schedule; carries the proof.
         TimedOutError: the deadline passed; carries the best schedule so far.
+
+    Examples:
+        >>> fabric = topologies.load("dgx1").subset([1, 4, 5, 6])
+        >>> schedule = synth.solve(fabric, "allreduce")
+        >>> schedule.rate == synth.bound(fabric, "allreduce").rate
+        True
     """
     if on_deadline not in get_args(OnDeadline):
         raise InputError(f"on_deadline {on_deadline}: must be one of {', '.join(get_args(OnDeadline))}")
@@ -330,6 +336,11 @@ def bound(
 
     Raises:
         CollectiveError: the collective does not fit the topology.
+
+    Examples:
+        >>> limit = synth.bound(topologies.load("ring:4"), "allreduce")
+        >>> limit.rate, limit.certificate.capacity  # GB/s, the latter between four sets of one rank
+        (Fraction(4, 3), Fraction(4, 1))
     """
     from arborcast.synth import bounds
 

@@ -164,6 +164,10 @@ class Collective:
             blocks differ; empty where all blocks of a collective are of one size.
         members: the ranks without their order. Who asks for every chunk of a thousand ranks whether a rank
             takes part must not look through all of them each time.
+
+    Examples:
+        >>> synth.Collective(synth.Kind.BROADCAST, ranks=(0, 2, 3), root=2).root
+        2
     """
 
     kind: Kind

@@ -262,6 +262,11 @@ class Topology:
 
     Raises:
         TopologyError: when any of this does not hold.
+
+    Examples:
+        >>> pair = [synth.Link(0, 1, 25), synth.Link(1, 0, 25)]
+        >>> synth.bound(synth.Topology.build("pair", 2, pair), "allreduce").rate
+        Fraction(25, 1)
     """
 
     name: str

@@ -37,7 +37,12 @@ _ENTRIES = (
 
 
 def catalog() -> tuple[Entry, ...]:
-    """All topologies that have a name, machines first, those of a vendor together."""
+    """All topologies that have a name, machines first, those of a vendor together.
+
+    Examples:
+        >>> [entry.name for entry in topologies.catalog()][:3]
+        ['dgx1', 'dgx1-p100', 'dgx2']
+    """
     return _ENTRIES
 
 

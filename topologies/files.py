@@ -12,7 +12,6 @@ from dataclasses import fields, replace
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
 
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.formats.numerals import shorten
@@ -24,9 +23,6 @@ from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import Rates
 from arborcast.topologies.readers.kinds import UNDERSTOOD, is_json, kind_of, seems
 from arborcast.topologies.readers.options import Reader, Said
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 _log = logging.getLogger(__name__)
 
@@ -89,21 +85,33 @@ SUFFIXES = {".yaml", ".yml", ".json", ".xml", ".txt"}
 """By which a spec is a path, whether it exists or not."""
 
 
-class LoadKeywords(TypedDict, total=False):
-    """See `load_machine`."""
+def load(
+    spec: str,
+    *,
+    ranks: Sequence[int] | None = None,
+    relays: bool = False,
+    gpu: str | None = None,
+    pcie: bool | None = None,
+    between_sockets: Fraction | int | None = None,
+    numa_per_socket: int | None = None,
+    rates: str = "datasheet",
+) -> Topology:
+    """The topology that a spec names: the graph of `load_machine`, which takes and raises the same.
 
-    ranks: Sequence[int] | None
-    relays: bool
-    gpu: str | None
-    pcie: bool | None
-    between_sockets: Fraction | int | None
-    numa_per_socket: int | None
-    rates: str
-
-
-def load(spec: str, **said: Unpack[LoadKeywords]) -> Topology:
-    """The topology that a spec names: the graph of `load_machine`, which takes and raises the same."""
-    return load_machine(spec, **said).topology
+    Examples:
+        >>> topologies.load("dgx-h100:boxes=2").ranks
+        16
+    """
+    return load_machine(
+        spec,
+        ranks=ranks,
+        relays=relays,
+        gpu=gpu,
+        pcie=pcie,
+        between_sockets=between_sockets,
+        numa_per_socket=numa_per_socket,
+        rates=rates,
+    ).topology
 
 
 def load_machine(
@@ -140,6 +148,11 @@ def load_machine(
     Raises:
         TopologyError: the spec is unknown or wrong, or an argument does not go with it.
         InputError: the file cannot be read.
+
+    Examples:
+        >>> machine = topologies.load_machine("torus:2x2,bandwidth=25")
+        >>> machine.topology.ranks, machine.hosts
+        (4, (0, 0, 0, 0))
     """
     chosen = Rates.of(rates)
     crossing = None if between_sockets is None else Fraction(between_sockets)

@@ -93,6 +93,11 @@ def lower(
     Raises:
         CollectiveError: the count does not divide into the collective's blocks.
         ScheduleError: a rank sends a chunk before it holds it, or receives one twice in a step.
+
+    Examples:
+        >>> programs = backends.lower(synth.solve(topologies.load("ring:4"), "allgather"), 64)
+        >>> [(program.rank, program.input_elements) for program in programs]
+        [(0, 16), (1, 16), (2, 16), (3, 16)]
     """
     if isinstance(schedule, ImplicitSchedule):
         return tuple(

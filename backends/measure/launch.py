@@ -39,6 +39,12 @@ def run_schedule(
 
     Sizes are rounded down to whole elements and blocks; where `pieces` is None, chunks are cut into as many
     as leave 1 MiB or more, up to 32. Other arguments as for `sweep_of`, errors as for it and `run_sweeps`.
+
+    Examples:
+        >>> schedule = synth.solve(topologies.load("full:2"), "allreduce")
+        >>> (row,) = backends.run_schedule(schedule, size_bytes=[4096], iterations=1)
+        >>> row.count, row.wrong  # elements, and how many of them were not right
+        (1024, 0)
     """
     sweep = sweep_of(
         schedule,

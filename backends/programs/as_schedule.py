@@ -28,6 +28,12 @@ def as_schedule(program: GlobalProgram, topology: Topology) -> Schedule:
     Raises:
         ProgramError: the program is not correct, or is no set of trees or steps, or ranks exchange messages
             that have no way to each other.
+
+    Examples:
+        >>> fabric = topologies.load("ring:4")
+        >>> program = backends.export_program(synth.solve(fabric, "allgather", method="ring"))
+        >>> backends.as_schedule(program, fabric).rate
+        Fraction(4, 3)
     """
     verdict = check_program(program, max_errors=1)
     if not verdict.correct:

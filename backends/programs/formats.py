@@ -175,6 +175,12 @@ def write_program(program: GlobalProgram, path: Path | str) -> None:
 
     Raises:
         InputError: the file cannot be written, or the runtime has no such collective or operations.
+
+    Examples:
+        >>> program = backends.export_program(synth.solve(topologies.load("ring:4"), "allreduce"))
+        >>> backends.write_program(program, "ring.xml")
+        >>> backends.read_program("ring.xml") == program
+        True
     """
     from arborcast.synth.formats.atomic import write_atomically
 
@@ -210,6 +216,12 @@ def read_program(path: Path | str, *, kind: Kind | None = None, root: int | None
 
     Raises:
         InputError: it cannot be read, is too large, or holds no program that can be told.
+
+    Examples:
+        >>> program = backends.export_program(synth.solve(topologies.load("full:2"), "broadcast", root=1))
+        >>> backends.write_program(program, "broadcast.xml")
+        >>> backends.read_program("broadcast.xml").kind.value
+        'broadcast'
     """
     from arborcast.backends.programs.program import ProgramError
 

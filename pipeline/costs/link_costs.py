@@ -42,6 +42,11 @@ class LinkCosts:
         sum_gbps: GB/s of an allreduce that ranks' own work allows whatever the links (adding, copying); None
             where links alone limit it.
         peer_bytes: of memory that a group that sums takes on each rank for each other one.
+
+    Examples:
+        >>> costs = pipeline.LinkCosts(topologies.load("star:4,bandwidth=6"), message_us=20)
+        >>> costs.topology.ranks
+        4
     """
 
     topology: Topology

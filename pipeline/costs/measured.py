@@ -74,6 +74,12 @@ def profile(
     Raises:
         ProfileError: the example is not what it must be, a layer fails, or a number is out of range.
         PartitionError: tracing fails.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+        >>> profile = pipeline.profile(model, torch.randn(16, 8))
+        >>> [layer.parameter_bytes for layer in profile.layers]  # weights and biases, in float32
+        [288, 144]
     """
     for what, value, least in (("repeats", repeats, 1), ("warmups", warmups, 0)):
         if value < least:

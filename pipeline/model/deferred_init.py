@@ -37,6 +37,12 @@ def on_meta() -> Iterator[None]:
     """Models made inside have their parameters on "meta"; buffers (tables, masks) are computed as ever.
 
     Under `torch.device("meta")` those would be lost, too.
+
+    Examples:
+        >>> with pipeline.on_meta():
+        ...     model = nn.Linear(1 << 14, 1 << 14)
+        >>> model.weight.device.type  # 1 GiB of weights that take no memory
+        'meta'
     """
     known = WeakIdKeyDictionary()
 
@@ -67,6 +73,13 @@ def initialise(model: nn.Module, seed: int = 0, how: Initialiser | None = None) 
 
     Raises:
         PartitionError: a tensor is given no value: it would be left over.
+
+    Examples:
+        >>> with pipeline.on_meta():
+        ...     model = nn.Linear(2, 1)
+        >>> pipeline.initialise(model, seed=0)
+        >>> model.weight.device.type
+        'cpu'
     """
     fill(model, allocate(model, tensors_on_meta(model)), seed, how)
 

@@ -22,6 +22,11 @@ class Divisible(nn.Module):
     Args:
         layers: modules, or one list of them.
         first: the index of the first one in the whole model, after which its parameters are named.
+
+    Examples:
+        >>> model = pipeline.Divisible(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> model(torch.randn(3, 8)).shape
+        torch.Size([3, 2])
     """
 
     def __init__(self, *layers: nn.Module | Iterable[nn.Module], first: int = 0) -> None:

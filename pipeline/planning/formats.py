@@ -84,6 +84,12 @@ def read_profile(path: Path | str, *, max_bytes: int = MAX_BYTES) -> Profile:
 
     Raises:
         InputError: the file cannot be read, is larger than `max_bytes`, or is no profile.
+
+    Examples:
+        >>> measured = pipeline.profile(nn.Linear(8, 8), torch.randn(16, 8), name="mine")
+        >>> pipeline.write_profile(measured, "mine.json")
+        >>> pipeline.read_profile("mine.json").model
+        'mine'
     """
     place = shorten_path(path)
     return profile_from_document(parse_json(read_text(path, max_bytes=max_bytes), place), place)
@@ -94,6 +100,12 @@ def write_profile(profile: Profile, path: Path | str) -> None:
 
     Raises:
         InputError: the file cannot be written.
+
+    Examples:
+        >>> profile = pipeline.profile(nn.Linear(8, 8), torch.randn(16, 8))
+        >>> pipeline.write_profile(profile, "profile.json")
+        >>> pipeline.read_profile("profile.json") == profile
+        True
     """
     write_atomically(path, _lines(profile_to_document(profile), ("layers", "ties")))
 
@@ -164,6 +176,11 @@ def read_plan(path: Path | str, *, max_bytes: int = MAX_BYTES) -> Plan:
 
     Raises:
         InputError: the file cannot be read, is larger than `max_bytes`, or is no plan.
+
+    Examples:
+        >>> pipeline.write_plan(pipeline.Plan([(0, 2, [0]), (2, 4, [1])], microbatches=4), "plan.json")
+        >>> pipeline.read_plan("plan.json").microbatches
+        4
     """
     place = shorten_path(path)
     return plan_from_document(parse_json(read_text(path, max_bytes=max_bytes), place), place)
@@ -174,6 +191,12 @@ def write_plan(plan: Plan, path: Path | str, predicted: Mapping[str, Any] | None
 
     Raises:
         InputError: the file cannot be written.
+
+    Examples:
+        >>> plan = pipeline.Plan([(0, 2, [0]), (2, 4, [1])], microbatches=4, order="gpipe")
+        >>> pipeline.write_plan(plan, "plan.json")
+        >>> pipeline.read_plan("plan.json") == plan
+        True
     """
     write_atomically(path, _lines(plan_to_document(plan, predicted), ("stages",)))
 

@@ -171,6 +171,12 @@ def compare(
             there is no such method.
         ProfileError: the model cannot be costed, or is a profile, which has no operators to divide.
         BatchError: the batch does not split.
+
+    Examples:
+        >>> profile = pipeline.profile(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(8, 8))
+        >>> found = pipeline.compare(profile, "full:2", methods=["data-parallel", "gpipe"])
+        >>> [way.method for way in found.alternatives]
+        ['data-parallel', 'gpipe']
     """
     names = _named(methods)
     machine = _machine(fabric)

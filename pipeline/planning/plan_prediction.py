@@ -70,6 +70,12 @@ def predict(
     Raises:
         PlanError: there is no topology, or the plan does not fit the model or the topology.
         BatchError: the batch does not split into microbatches and replicas.
+
+    Examples:
+        >>> profile = pipeline.profile(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(8, 8))
+        >>> plan = pipeline.plan(profile, topologies.load("full:2"))
+        >>> pipeline.predict(plan, profile).time_us > 0
+        True
     """
     from arborcast.pipeline.planning.memory_need import plan_memory
 

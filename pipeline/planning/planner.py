@@ -84,6 +84,12 @@ def plan(
         BatchError: the batch does not split into so many microbatches.
 
     Source: SPP (arXiv 2204.10562).
+
+    Examples:
+        >>> profile = pipeline.profile(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(8, 8))
+        >>> plan = pipeline.plan(profile, topologies.load("full:2"), stages=2, microbatches=4, order="1f1b")
+        >>> [(stage.start, stage.end) for stage in plan.stages]
+        [(0, 1), (1, 2)]
     """
     samples = profile.samples if batch is None else batch
     if simulated < 1:

@@ -377,6 +377,13 @@ def shard_in_stages(
         PlanError: the batch does not split into microbatches, nothing fits, or the given plan is for another
             model, topology, batch or mesh.
         ProfileError: no such device.
+
+    Examples:
+        >>> example = torch.randn(8, 16), torch.randn(8, 16)
+        >>> model = pipeline.trace(nn.Sequential(nn.Linear(16, 16)), example, nn.functional.mse_loss)
+        >>> choice = pipeline.shard_in_stages(model, topologies.load("full:2"), "v100", batch=8)
+        >>> choice.plan.batch
+        8
     """
     from torch.optim import Adam
 

@@ -113,6 +113,13 @@ def shard_model(
     Raises:
         PlanError: the batch does not split into microbatches, or nothing fits.
         ProfileError: no such device.
+
+    Examples:
+        >>> example = torch.randn(8, 16), torch.randn(8, 16)
+        >>> model = pipeline.trace(nn.Sequential(nn.Linear(16, 16)), example, nn.functional.mse_loss)
+        >>> choice = pipeline.shard_model(model, topologies.load("full:2"), "v100", batch=8)
+        >>> [stage.ranks for stage in choice.plan.stages]
+        [(0, 1)]
     """
     graph = graph_of_microbatch(model, batch, microbatches)
     on = device_named(device) if isinstance(device, str) else device

@@ -50,6 +50,13 @@ def simulate(
         PlanError: the plan does not fit the profile or the topology, no path leads from one stage to the
             next, or replicas are not connected.
         BatchError: the batch does not split into microbatches and replicas.
+
+    Examples:
+        >>> profile = pipeline.profile(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(8, 8))
+        >>> plan = pipeline.Plan([(0, 1, [0]), (1, 2, [1])], microbatches=4)
+        >>> costs = pipeline.LinkCosts(topologies.load("full:2"))
+        >>> pipeline.simulate(plan, profile, costs).time_us > 0
+        True
     """
     check_fit(plan, profile, network)
     return _Simulation(plan, profile, network, profile.samples if batch is None else batch).run()

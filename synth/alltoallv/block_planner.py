@@ -114,6 +114,11 @@ class AlltoallvPlanner:
     Raises:
         CollectiveError: ranks that do not fit.
         InfeasibleError: there are no links.
+
+    Examples:
+        >>> planner = synth.AlltoallvPlanner(topologies.load("full:3"))
+        >>> planner.plan([[0, 20, 10], [10, 0, 20], [20, 10, 0]]).gap  # bytes from each rank to each
+        Fraction(0, 1)
     """
 
     def __init__(

@@ -29,7 +29,7 @@ def shown(curve: SizeCurve, among: str) -> dict[str, Any]:
         return {}
     names = [name for name, (_, of) in LINES.items() if any(of(point) is not None for point in curve.points)]
     return {
-        "label": f"{curve.kind}: time over size, as a multiple of the least time of every schedule{among}",
+        "label": f"{curve.kind}: time over size, as a multiple of the least time of any schedule{among}",
         "width": WIDTH,
         "height": HEIGHT,
         "most": TOP_OF_SCALE,

@@ -127,7 +127,7 @@ def _small(curve: SizeCurve, among: str) -> str:
     if gap is None:
         return ""
     told = "Up to 1 MiB the schedule chosen for each size takes at most "
-    told += f"{gap:.0%} more than every schedule{among} takes at least."
+    told += f"{gap:.0%} longer than the least time of any schedule{among}."
     faster = [(each.ring_us / each.time_us, each.bytes) for each in curve.small if each.ring_us]
     if faster and max(faster)[0] >= 1.05:
         told += f" It is up to {max(faster)[0]:.3g}x as fast as the rings (at {format_size(max(faster)[1])})."

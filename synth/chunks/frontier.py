@@ -93,6 +93,11 @@ def pareto(
     Raises:
         InputError: a collective that does not fit, or a number out of its range.
         InfeasibleError: some rank cannot be reached, or `max_steps` is below the latency; carries the proof.
+
+    Examples:
+        >>> frontier = synth.pareto(topologies.load("ring:4"), "allgather", cache=False)
+        >>> [(point.chunks, point.steps, point.rounds) for point in frontier.points]
+        [(2, 2, 3)]
     """
     start = time.perf_counter()
     topology = topology.forwarding

@@ -64,6 +64,11 @@ def without(
     Raises:
         TopologyError: a link or rank that there is not, or that is named twice; a bandwidth out of its range;
             or no rank is left.
+
+    Examples:
+        >>> left = synth.without(topologies.load("ring:4"), links=["0-1"])
+        >>> synth.bound(left.topology, "allreduce").rate
+        Fraction(1, 1)
     """
     slower = {} if slower is None else slower
     gone = _gone_links(topology, links)

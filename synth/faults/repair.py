@@ -58,6 +58,11 @@ def repair(
         InputError: no such link or rank, a root that is gone, or nothing is named.
         InfeasibleError: what is left is not connected; names the ranks that are cut off.
         TimedOutError: the deadline passed; carries the best schedule found.
+
+    Examples:
+        >>> schedule = synth.solve(topologies.load("full:4"), "allreduce")
+        >>> schedule.rate, synth.repair(schedule, without_links=["0-1"]).rate
+        (Fraction(2, 1), Fraction(5, 3))
     """
     if not without_links and not without_ranks and not slower_links:
         raise InputError("repair: needs a link or rank that is gone or slower, got none")

@@ -47,6 +47,11 @@ def read_schedule(path: Path | str, *, max_bytes: int = MAX_SCHEDULE_BYTES) -> S
 
     Raises:
         InputError: the file cannot be read, is larger than `max_bytes`, or is no schedule file.
+
+    Examples:
+        >>> synth.write_schedule(synth.solve(topologies.load("ring:4"), "broadcast", root=1), "one.json")
+        >>> synth.read_schedule("one.json").collective.root
+        1
     """
     place = shorten_path(path)
     text = read_text(path, max_bytes=max_bytes)
@@ -82,6 +87,12 @@ def write_schedule(schedule: Schedule | ImplicitSchedule, path: Path | str) -> N
 
     Raises:
         InputError: the file cannot be written, or a setting of the method has no place in it.
+
+    Examples:
+        >>> schedule = synth.solve(topologies.load("ring:4"), "allreduce")
+        >>> synth.write_schedule(schedule, "ring.json.gz")  # compressed, as the name says
+        >>> synth.read_schedule("ring.json.gz") == schedule
+        True
     """
     if isinstance(schedule, ImplicitSchedule):
         write_implicit(schedule, path)

@@ -48,6 +48,13 @@ def read_collective(
     Raises:
         InputError: the file cannot be read or is larger than `max_bytes`.
         CollectiveError: it is no such file, or names what the topology has not.
+
+    Examples:
+        >>> swap = "blocks: [{at: [0], to: [1]}, {at: [1], to: [0]}]"
+        >>> _ = Path("swap.yaml").write_text(swap)
+        >>> fabric = topologies.load("full:2")
+        >>> synth.solve(fabric, synth.read_collective("swap.yaml", fabric)).rate  # of both blocks
+        Fraction(2, 1)
     """
     place = shorten_path(path)
     text = read_text(path, max_bytes=max_bytes)

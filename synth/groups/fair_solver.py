@@ -70,6 +70,12 @@ def solve_groups(
     The size of the linear program is the number of groups times that of links, over the number of declared
     symmetries of the fabric that permute the groups. Of groups that they take to each other the schedule of
     the first is found and kept, with what takes it to those of the others.
+
+    Examples:
+        >>> fabric = topologies.load("torus:2x2")
+        >>> found = groups.solve_groups(fabric, groups.along(fabric, (2, 2), 0, "allreduce"))
+        >>> [group.rate for group in found.groups]
+        [Fraction(1, 1), Fraction(1, 1)]
     """
     check_features(topology, "groups")
     deadline = Deadline.after(deadline_s)

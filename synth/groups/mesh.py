@@ -22,6 +22,10 @@ def along(topology: Topology, shape: Sequence[int], axis: int, kind: Kind | str)
 
     Raises:
         InputError: the mesh does not hold the ranks, or there is no such axis or kind.
+
+    Examples:
+        >>> [row.ranks for row in groups.along(topologies.load("torus:2x2"), (2, 2), 0, "allreduce")]
+        [(0, 2), (1, 3)]
     """
     if prod(shape) != topology.ranks:
         sides = "x".join(map(str, shape))

@@ -45,6 +45,12 @@ def verify_groups(found: GroupSchedules, *, max_errors: int = 20) -> JointVerdic
     Args:
         found: from `solve_groups` or a folder.
         max_errors: how many objections to spell out, of each schedule and in all.
+
+    Examples:
+        >>> fabric = topologies.load("torus:2x2")
+        >>> found = groups.solve_groups(fabric, groups.along(fabric, (2, 2), 1, "allgather"))
+        >>> groups.verify_groups(found).correct
+        True
     """
     check_features(found.topology, "groups")
     errors: list[str] = []

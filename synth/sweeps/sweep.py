@@ -66,6 +66,13 @@ def sweep(
 
     Raises:
         InputError: the folder holds another sweep or something else, or cannot be written.
+
+    Examples:
+        >>> from arborcast.synth.sweeps.questions import questions
+        >>> machine = topologies.load("ring:4")
+        >>> asked = list(questions(machine, failures=1, kinds=[synth.Kind.ALLREDUCE]))
+        >>> synth.sweep(machine, asked, Path("answers"))  # the whole ring, and without a link
+        2
     """
     from joblib import Parallel, delayed
 

@@ -59,6 +59,11 @@ def verify(schedule: AnySchedule, *, max_errors: int = 20, every_translate: bool
 
     Time is linear in the transfers that are replayed, times the ranks / 64 where contributions add up.
     Objections number chunks as the schedule lists them; with `every_translate` as `expand` does.
+
+    Examples:
+        >>> verdict = synth.verify(synth.solve(topologies.load("ring:4"), "allgather"))
+        >>> verdict.correct, verdict.rate
+        (True, Fraction(8, 3))
     """
     check_features(schedule.topology, "verifier")
     errors = Errors(max_errors)

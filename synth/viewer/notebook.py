@@ -64,6 +64,10 @@ def view(*schedules: AnySchedule, sizes: str | Sequence[int] = "1MiB", height: i
     Raises:
         ValueError: no schedule, or more than two.
         InputError: a wrong size, or an installation without the viewer's script.
+
+    Examples:
+        >>> schedule = synth.solve(topologies.load("ring:4"), "allreduce")
+        >>> synth.view(schedule, sizes="64KiB").write("ring.html")
     """
     from arborcast.synth.viewer.scene import scene_of
 

@@ -17,6 +17,7 @@ import yaml
 from arborcast import pipeline
 from arborcast.backends import options
 from tests.docs.given import square
+from tests.docs.look import look
 from tests.docs.snippets import PAGES, ROOT
 from tests.support.browser import BROWSER, FLAGS, needs_axe, needs_browser, violations
 from tests.support.commands import Command
@@ -110,6 +111,20 @@ def test_real_files_fit_their_schemas(command: Command, tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------- the site
+
+
+@needs_browser
+def test_looking_at_a_site_names_each_fault(tmp_path: Path) -> None:
+    (tmp_path / "fine.html").write_text("<!doctype html><title>fine</title><p>fine")
+    wide = '<div style="width: 600px">wide</div><img src="none.png"><script>nothing()</script>'
+    (tmp_path / "wrong.html").write_text(f"<!doctype html><title>wrong</title>{wide}")
+    picture = f"broken picture {(tmp_path / 'none.png').as_uri()}"
+    assert sorted(fault for fault in look(tmp_path) if "ERR_FILE" not in fault) == [
+        f"wrong.html: 1280 pixels: {picture}",
+        "wrong.html: 390 pixels: 218 pixels too wide",  # 600, and the 8 before it
+        f"wrong.html: 390 pixels: {picture}",
+        "wrong.html: nothing is not defined",
+    ]
 
 
 @pytest.fixture(scope="module")

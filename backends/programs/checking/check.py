@@ -42,6 +42,11 @@ def check_program(program: GlobalProgram, *, max_errors: int = 20) -> ProgramVer
     Loops are looked at as they are for large and for small pieces, several of them and uneven ones.
 
     Takes time that grows with operations times blocks of all ranks, and with chunks.
+
+    Examples:
+        >>> program = backends.export_program(synth.solve(topologies.load("ring:4"), "allreduce"))
+        >>> backends.check_program(program).correct
+        True
     """
     if program.loops:
         if beyond := tuple(one_sided.beyond_turns(program)):

@@ -57,6 +57,11 @@ def export_program(
 
     Raises:
         InputError: MSCCL has no such collective, or the schedule does not fit: which limit, by how much.
+
+    Examples:
+        >>> program = backends.export_program(synth.solve(topologies.load("ring:4"), "broadcast"))
+        >>> program.ranks, program.protocol.value
+        (4, 'Simple')
     """
     check_schedule(schedule, KINDS, "MSCCL")
     explicit, units = in_units(schedule, chunks)

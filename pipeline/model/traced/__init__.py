@@ -66,6 +66,12 @@ def trace(
             cannot be divided by samples, or has fewer legal cuts than asked for.
 
     Source: RaNNC's partitioning, section 5.2.1.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        >>> traced = pipeline.trace(model, torch.randn(4, 8), layers=2)
+        >>> traced.depth
+        2
     """
     given = checked_example(model, example, loss_fn)
     training = tabulate(capture(model, given, training=True, loss_fn=loss_fn))
