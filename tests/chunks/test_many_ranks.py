@@ -1,4 +1,4 @@
-"""Limits and plans of many ranks: cheap trees beside the cheapest, limits by flows, packings that attain them."""
+"""Limits and plans of many ranks: cheap trees beside the cheapest, limits by flows, and packings at them."""
 
 from __future__ import annotations
 

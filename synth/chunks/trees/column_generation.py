@@ -12,10 +12,10 @@ import logging
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from arborcast.synth.chunks.bounds.step_certificate import StepBound, StepLength
 from arborcast.synth.chunks.bounds.step_check import MOST_TREE_TARGETS, certified_ratio
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
+from arborcast.synth.chunks.trees.cheap_generation import RUINS, CheapGeneration, Source
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
 from arborcast.synth.chunks.trees.pricing import TimedTree, TreeSearch, cost_of, run_exactly
 from arborcast.synth.chunks.trees.step_master import MultiplicativeWeights, RestrictedMaster
@@ -112,11 +113,12 @@ def tree_bound(
             f"limit by trees: a demand may have at most {MOST_TREE_TARGETS} targets, got {most}; use flows"
         )
     search = _Generation(problem, steps, deadline, group)
-    search.begin_with(seeds)
+    if not search.master.add_later(seeds):
+        search.begin()
     weights, lengths = search.settled(gap)
     certificate = TreeDual(lengths)
     limit = StepBound(steps, certified_ratio(problem, steps, certificate), certificate)
-    return search.packing(weights, limit, search.cheapest(lengths))
+    return _packing(search.master, weights, limit, search.cheapest(lengths))
 
 
 def tree_packing(
@@ -141,10 +143,40 @@ def tree_packing(
     Raises:
         InfeasibleError: a target cannot be reached in so many steps.
     """
-    search = _Generation(problem, limit.steps, deadline, group, enough=float(limit.ratio))
-    search.begin_with(seeds)
-    weights, _ = search.settled(gap)
-    return search.packing(weights, limit, search.known())
+    master = RestrictedMaster(problem, limit.steps, group)
+    sources = [
+        _cheap_trees(problem, number, found.demand, limit.steps)
+        for number, found in enumerate(master.classes)
+    ]
+    search = CheapGeneration(master, sources, deadline)
+    master.add_later(seeds)
+    if not master.is_complete:
+        search.begin(max(1, FIRST_TREES // len(sources)))
+    weights = search.run(float(limit.ratio * (1 + gap)))[2]
+    known = tuple((master.classes[number].demand, tree) for number, tree in master.trees)
+    return _packing(master, weights, limit, known)
+
+
+def _cheap_trees(problem: ChunkProblem, chunk_class: int, demand: int, steps: int) -> Source:
+    """The source of cheap trees of one class."""
+    searches = [InsertionSearch(problem, demand, steps, ruins) for ruins in RUINS]
+    return lambda prices, long: [(chunk_class, searches[long].run(prices)[1])]
+
+
+def _packing(
+    master: RestrictedMaster,
+    weights: list[Fraction],
+    limit: StepBound,
+    candidates: tuple[tuple[int, TimedTree], ...],
+) -> TreeBound:
+    """The trees of all demands with these weights."""
+    packed = master.unfolded(weights)
+    return TreeBound(
+        bound=limit,
+        durations=durations_of(master.problem, master.steps, packed),
+        trees=tuple(StepTree(demand, packed[demand, tree], tree) for demand, tree in sorted(packed)),
+        candidates=candidates,
+    )
 
 
 def durations_of(
@@ -162,34 +194,17 @@ def durations_of(
     return tuple(longest)
 
 
-Search: TypeAlias = TreeSearch | InsertionSearch
-
-
 class _Generation:
     """Column generation: the program, and the best prices so far."""
 
-    def __init__(
-        self,
-        problem: ChunkProblem,
-        steps: int,
-        deadline: Deadline,
-        group: Group,
-        *,
-        enough: float | None = None,
-    ) -> None:
-        """Set up; with `enough`, a known limit of R/C, cheap trees are looked for instead of the cheapest."""
+    def __init__(self, problem: ChunkProblem, steps: int, deadline: Deadline, group: Group) -> None:
         self.master = RestrictedMaster(problem, steps, group)
         self._problem = problem
         self._steps = steps
         self._deadline = deadline
-        self._group = group
-        self._enough = enough
-        demands = [found.demand for found in self.master.classes]
-        pricing = TreeSearch if enough is None else InsertionSearch
-        self._searches: Sequence[Search] = [pricing(problem, demand, steps) for demand in demands]
+        self._searches = [TreeSearch(problem, found.demand, steps) for found in self.master.classes]
         self._counts = [found.count for found in self.master.classes]
         self._capacities = np.array(problem.capacities, dtype=np.float64)
-        self._begun = False
         self._best = 0.0
         self._best_prices = np.full((steps, len(self._capacities)), 1 / self._capacities.sum())
         for chunk_class, search in enumerate(self._searches):  # there is something to return
@@ -202,42 +217,22 @@ class _Generation:
         except TimedOutError:
             return self.best()
 
-    def packing(
-        self, weights: list[Fraction], limit: StepBound, candidates: tuple[tuple[int, TimedTree], ...]
-    ) -> TreeBound:
-        """The trees of all demands with these weights."""
-        packed = self.master.unfolded(weights)
-        return TreeBound(
-            bound=limit,
-            durations=durations_of(self._problem, self._steps, packed),
-            trees=tuple(StepTree(demand, packed[demand, tree], tree) for demand, tree in sorted(packed)),
-            candidates=candidates,
-        )
-
-    def known(self) -> tuple[tuple[int, TimedTree], ...]:
-        """All trees found, with the demands of their classes."""
-        return tuple(
-            (self.master.classes[chunk_class].demand, tree) for chunk_class, tree in self.master.trees
-        )
-
     def optimum(self, gap: Fraction = Fraction(0)) -> tuple[list[Fraction], StepLengths]:
         """Weights of the master's trees, and prices that prove them best, or nearly so.
 
         Raises:
             TimedOutError: the deadline came first.
         """
-        self._begin()
         while True:
             self._deadline.check("the packing of trees")
             costs, prices = self.master.solve(self._deadline)
             report(f"trees in {self._steps} steps", int(1000 * self._best / costs.sum()), 1000)
-            known = self._best if self._enough is None else self._enough
-            if (gap or self._enough is not None) and known * (1 + gap + _CLOSE) >= costs.sum():
+            if gap and self._best * (1 + gap + _CLOSE) >= costs.sum():
                 return self.best()
             smoothed = _SMOOTHING * self._best_prices + (1 - _SMOOTHING) * prices if self._best else prices
             if self._improves(smoothed, prices, costs) or self._improves(prices, prices, costs):
                 continue
-            if gap or self._enough is not None:
+            if gap:
                 return self.best()
             weights, lengths = self.master.exact()
             if not self._improves_exactly(weights, lengths):
@@ -252,14 +247,7 @@ class _Generation:
             tuple(Fraction(price, max(total, _PRICE_UNIT)) for price in row)
             for row, total in zip(whole, totals, strict=True)
         )
-        return (self.master.weights() if self._enough is None else self._weights()), lengths
-
-    def _weights(self) -> list[Fraction]:
-        """Those of the last linear program, exactly where that can be done."""
-        try:
-            return self.master.exact()[0]
-        except ArithmeticError:
-            return self.master.weights()
+        return self.master.weights(), lengths
 
     def cheapest(self, lengths: StepLengths) -> tuple[tuple[int, TimedTree], ...]:
         """The trees found that cost least, with the demands of their classes."""
@@ -275,26 +263,15 @@ class _Generation:
             if cost == least[chunk_class]
         )
 
-    def begin_with(self, trees: Iterable[tuple[int, TimedTree]]) -> None:
-        """Take in trees of demands of one step fewer, with a step in which they wait anywhere."""
-        position = {found.demand: index for index, found in enumerate(self.master.classes)}
-        for demand, tree in trees:
-            for idle in range(self._steps):
-                if demand in position:
-                    later = tuple((route, step + (step >= idle)) for route, step in tree)
-                    self.master.add(position[demand], later)
-                    self._begun = True
-
-    def _begin(self) -> None:
-        """Trees for prices that grow with the load of all trees before."""
-        if self._begun:
-            return
-        weights = MultiplicativeWeights(self._problem, self._steps, self._group)
-        for _ in range(max(1, FIRST_TREES // len(self._searches))):
-            found = self._ask(weights.prices())
-            for chunk_class, (_, tree) in enumerate(found):
-                self.master.add(chunk_class, tree)
-                weights.add(tree, self._counts[chunk_class])
+    def begin(self) -> None:
+        """Trees for prices that grow with the load of all trees before; as many as there is time for."""
+        weights = MultiplicativeWeights(self.master)
+        with suppress(TimedOutError):
+            for _ in range(max(1, FIRST_TREES // len(self._searches))):
+                found = self._ask(weights.prices())
+                for chunk_class, (_, tree) in enumerate(found):
+                    self.master.add(chunk_class, tree)
+                    weights.add(tree, self._counts[chunk_class])
 
     def _ask(self, prices: NDArray[np.float64]) -> list[tuple[float, TimedTree]]:
         """The cheapest tree of each class; keeps the prices if they prove more than any before."""
@@ -302,18 +279,13 @@ class _Generation:
         for search in self._searches:
             self._deadline.check("the search for cheapest trees")
             found.append(search.run(prices))
-        if self._enough is not None:
-            return found  # cheap trees prove nothing
         proved = sum(count * cost for count, (cost, _) in zip(self._counts, found, strict=True))
         if proved > self._best:
             self._best, self._best_prices = proved, prices
         return found
 
     def _improves(
-        self,
-        asked: NDArray[np.float64],
-        prices: NDArray[np.float64],
-        costs: NDArray[np.float64],
+        self, asked: NDArray[np.float64], prices: NDArray[np.float64], costs: NDArray[np.float64]
     ) -> bool:
         """Add the cheapest trees under some prices; whether one costs less than the master thought."""
         tolerance = _CLOSE * float(costs.sum())
