@@ -241,7 +241,8 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
         else:
             assert self.result.limit is not None, "that of any number of steps at least"
             limit = self.result.limit
-            trees = tree_packing(problem, limit, deadline=deadline, group=group, gap=gap, seeds=seeds)
+            # Cheap trees take little time, so that the packing leaves most of the gap to its rounding.
+            trees = tree_packing(problem, limit, deadline=deadline, group=group, gap=gap / 5, seeds=seeds)
         self._seeds.clear()
         self._seeds |= {(tree.demand, tree.sends): None for tree in trees.trees}
         assert self.result.limit is not None, "that of the trees or of the flows"
