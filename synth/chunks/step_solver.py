@@ -185,6 +185,9 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
         if not self._is_of_interest(self.result.least):
             return
         deadline = self._searcher.deadline
+        slack = self._budget.gap or NEAR
+        if not is_routing:  # counted from the limit, which a packing of cheap trees comes near
+            slack = max(slack / 5, self.result.least * (1 + slack) / sum(trees.durations) - 1)
         one = sum(len(demand.targets) for demand in self._problem.demands)
         plans = []
         proofs = self._budget.proofs
@@ -193,7 +196,7 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
         elif near := plan_near_it(
             self._problem,
             trees,
-            self._budget.gap or NEAR,
+            slack,
             most_chunks=max(1, MOST_SENDS // one),
             deadline=deadline,
         ):
