@@ -14,7 +14,6 @@ import numpy as np
 
 from arborcast.synth.alltoallv.block_planner import LARGEST_PROGRAM, AlltoallvPlanner
 from arborcast.synth.api import Form, solve
-from arborcast.synth.chunks.bounds.spanning_check import spanning_costs
 from arborcast.synth.chunks.frontier import pareto
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
@@ -46,7 +45,6 @@ def warm() -> None:
         # Searched so on many ranks only.
         problem = ChunkProblem.of(topology, Collective.on(topology, "broadcast"))
         InsertionSearch(problem, 0, 2).run(np.ones((2, len(topology.links))))
-    spanning_costs(np.ones((2, 3, 3), dtype=np.int64), 99)
     ExactSystem(np.eye(2, dtype=np.int64))
     star = Topology.build("star", 3, _both_ways([(0, 3), (1, 3), (2, 3)]), ["hub"])
     for topology in (Topology.build("triangle", 3, triangle), star):  # both with a symmetry that moves all

@@ -23,9 +23,8 @@ from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.solvers.search import Answer, Searcher
 from arborcast.synth.chunks.step_result import StepOptimum, StepSearch
-from arborcast.synth.chunks.trees.column_generation import TreeBound, can_price, tree_bound, tree_packing
+from arborcast.synth.chunks.trees.column_generation import TreeBound, tree_bound, tree_packing
 from arborcast.synth.chunks.trees.pricing import TimedTree
-from arborcast.synth.chunks.trees.spanning_oracle import is_spanning
 from arborcast.synth.chunks.trees.tree_schedule import (
     MOST_CHUNKS,
     NoPlanError,
@@ -101,7 +100,10 @@ def is_large(problem: ChunkProblem) -> bool:
     """Whether there are so many ranks that limits and plans are those of packings, and solvers left alone."""
     if problem.is_routing:
         return len(problem.demands) > MOST_PACKED
-    return is_spanning(problem) and problem.ranks - 1 > MOST_TREE_TARGETS and len(problem.demands) > 1
+    is_spanning = all(
+        len(demand.sources) == 1 and len(demand.targets) == problem.ranks - 1 for demand in problem.demands
+    )
+    return is_spanning and problem.ranks - 1 > MOST_TREE_TARGETS and len(problem.demands) > 1
 
 
 Seeds: TypeAlias = dict[tuple[int, TimedTree], None]
@@ -174,13 +176,18 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
     def _settle_large(self) -> None:
         """Pack, and make a plan of the packing; solvers are asked for the fewest chunks alone."""
         group = problem_group(self._problem)
-        asks_first = self._is_quick or not can_price(self._problem, group)
-        if self._budget.gap and asks_first and self._attempt_in_time():
+        is_routing = self._problem.is_routing
+        if not is_routing:
+            self._in_part(2, self._by_flows)
+        if self._budget.gap and (self._is_quick or not is_routing) and self._attempt_in_time():
             return
         trees = self._packed_large(group)
         if not self._is_of_interest(self.result.least):
             return
         deadline = self._searcher.deadline
+        slack = self._budget.gap or NEAR
+        if not is_routing:  # counted from the limit, which a packing of cheap trees comes near
+            slack = max(slack / 5, self.result.least * (1 + slack) / sum(trees.durations) - 1)
         one = sum(len(demand.targets) for demand in self._problem.demands)
         plans = []
         proofs = self._budget.proofs
@@ -189,7 +196,7 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
         elif near := plan_near_it(
             self._problem,
             trees,
-            self._budget.gap or NEAR,
+            slack,
             most_chunks=max(1, MOST_SENDS // one),
             deadline=deadline,
         ):
@@ -229,20 +236,19 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
         """The packing and the best limit known, in half of the time."""
         problem, steps = self._problem, self._steps
         deadline = self._searcher.deadline.share(2)
+        gap, seeds = self._budget.gap, [*self._seeds]
         self._report("trees")
-        if can_price(problem, group):
-            gap = self._budget.gap
-            seeds = [*self._seeds]
+        if problem.is_routing:
             trees = tree_bound(problem, steps, deadline=deadline, group=group, gap=gap, seeds=seeds)
             self._raise_to(trees.bound)
-            self._seeds.clear()
-            self._seeds |= {(tree.demand, tree.sends): None for tree in trees.trees}
         else:
-            if not self._budget.gap:
-                self._by_flows()
             assert self.result.limit is not None, "that of any number of steps at least"
-            trees = tree_packing(problem, self.result.limit, deadline=deadline, group=group)
-        assert self.result.limit is not None, "see above"
+            limit = self.result.limit
+            # Cheap trees take little time, so that the packing leaves most of the gap to its rounding.
+            trees = tree_packing(problem, limit, deadline=deadline, group=group, gap=gap / 5, seeds=seeds)
+        self._seeds.clear()
+        self._seeds |= {(tree.demand, tree.sends): None for tree in trees.trees}
+        assert self.result.limit is not None, "that of the trees or of the flows"
         return replace(trees, bound=self.result.limit)
 
     def _by_flows(self) -> None:

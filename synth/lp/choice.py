@@ -1,8 +1,7 @@
 """A choice of trees, and how much each of them should carry, exactly.
 
-The floating solver finds which trees and which full rows make the optimum; the weights themselves are whole
-parts of a small number where those reach the same rate, else the exact vertex, so that no rounding error
-reaches a schedule.
+The floating solver finds which trees and which full rows make the optimum; the weights themselves are those
+of the exact vertex, so that no rounding error reaches a schedule.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.lp.tree_program import CLOSE, Floats, TreeProgram, TreeRows, Weighable, Weighed, is_below
+from arborcast.synth.lp.tree_program import Floats, TreeProgram, TreeRows, Weighable, Weighed, is_below
 
-_LARGEST_DENOMINATOR = 64  # weights are looked for as whole parts of up to this before equations are solved
 _CLEAR = 1e-6  # relative: a floating rate that is so far from another one tells which is larger
 
 
@@ -115,45 +113,5 @@ class TreeCandidates:
 
     @cached_property
     def weights(self) -> Sequence[Fraction]:
-        """Exact weights of the largest rate that was found: of the vertex, or simpler ones as good.
-
-        Whole parts of the rate with a small denominator where such weights reach it.
-        """
-        simple = self._simple()
-        if simple is not None and self.rows.rate(self.trees, simple) == 1:
-            return simple  # nothing carries more than the target
-        exact = self._solved[0].exact(self.best)
-        return max(simple or exact, exact, key=lambda weights: self.rows.rate(self.trees, weights))
-
-    def _simple(self) -> list[Fraction] | None:
-        """Whole parts of the smallest denominator that come near the rate of the floating weights.
-
-        None where none do, or where shares differ.
-        """
-        if self.rows.shares > 1:
-            return None
-        least = self.best.rate * (1 - CLOSE)
-        for denominator in range(1, _LARGEST_DENOMINATOR + 1):
-            parts = self._whole_parts(denominator)
-            fullest = self.rows.fullest(self.trees, parts)
-            if denominator / fullest >= least:
-                return [part / fullest for part in parts]
-        return None
-
-    def _whole_parts(self, denominator: int) -> list[int]:
-        """Weights rounded to whole parts that add up to `denominator` in each group (largest remainder)."""
-        parts = [0] * len(self.trees)
-        for group in range(self.groups):
-            members = [index for index, tree in enumerate(self.trees) if tree.group == group]
-            total = sum(float(self.best.weights[index]) for index in members)
-            # Rounded first: weights that are alike must stay alike whatever the solver's last digits.
-            exact = {
-                index: round(denominator * float(self.best.weights[index]) / total, 6) for index in members
-            }
-            for index in members:
-                parts[index] = int(exact[index])
-            missing = denominator - sum(parts[index] for index in members)
-            by_remainder = sorted(members, key=lambda index: (int(exact[index]) - exact[index], index))
-            for index in by_remainder[:missing]:
-                parts[index] += 1
-        return parts
+        """Exact weights of the largest rate that was found."""
+        return self._solved[0].exact(self.best)

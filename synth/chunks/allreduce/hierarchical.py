@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, islice, permutations, takewhile
 from typing import TypeAlias
 
@@ -30,22 +30,18 @@ from arborcast.synth.chunks.allreduce.partial_sums import ChunkSum, SumOrbits, S
 from arborcast.synth.chunks.problem.instance import ChunkProblem, Route
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group
 from arborcast.synth.chunks.problem.symmetry import problem_group
+from arborcast.synth.chunks.trees.cheap_generation import RUINS, CheapGeneration
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
 from arborcast.synth.chunks.trees.pricing import Prices, TimedTree, cost_of
 from arborcast.synth.chunks.trees.rounding import shared_out
-from arborcast.synth.chunks.trees.step_master import MultiplicativeWeights, RestrictedMaster, link_orbits
+from arborcast.synth.chunks.trees.step_master import RestrictedMaster, link_orbits
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts, whole_numbers
 from arborcast.synth.collective import Demand
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
-from arborcast.synth.errors import TimedOutError
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.progress import report
 
 FIRST_WAYS = 8
 """How often each core is asked before the first linear program."""
-
-QUICK_RUINS, LONG_RUINS = 20, 200
-"""How often branches of a forest are cut off: while that finds ways, and once it does not."""
 
 LARGEST_GROUP = 64
 """Elements of the group that keeps the schedules: so many chunks are images of one."""
@@ -73,7 +69,6 @@ MOST_TIMES = 3
 
 _GRAIN = 1 << 30
 _CLOSE = 1e-9
-_SMOOTHING = 0.5
 
 Way: TypeAlias = tuple[SumSend, ...]
 """What one chunk does, as the only member of its class."""
@@ -124,14 +119,36 @@ class HierarchicalAllreduces:
         Returns:
             None where no core can be reached in time.
         """
-        search = _Mixing(self._whole, self.group, self._sites, steps, float(enough), deadline)
+        sites = [site for site in self._sites if site.fewest_steps <= steps]
+        if not sites:
+            return None
+        ways: dict[TimedTree, Way] = {}  # a tree of the program for each
         for way in self._ways:
             for idle in range(steps if steps > 1 else 0):
-                search.take(tuple(_later(send, idle) for send in way))
-        found = search.run()
-        if found is not None:
-            self._ways = search.used
-        return found
+                later = tuple(_later(send, idle) for send in way)
+                ways.setdefault(_timed(later), later)
+        master = RestrictedMaster(self._whole, steps, self.group)
+        for tree in ways:
+            master.add(0, tree)
+
+        def cheap_ways(site: _Site, prices: Prices, long: bool) -> list[tuple[int, TimedTree]]:
+            found = {_timed(way): way for way in site.cheapest(prices, RUINS[long])}
+            for tree, way in found.items():
+                ways.setdefault(tree, way)
+            return [(0, tree) for tree in found]
+
+        search = CheapGeneration(master, [partial(cheap_ways, site) for site in sites], deadline)
+        search.begin(FIRST_WAYS)
+        ratio, prices, shares = search.run(float(enough))
+        trees = [tree for _, tree in master.trees]
+        self._ways = tuple(ways[tree] for tree, weight in zip(trees, master.weights(), strict=True) if weight)
+        costs = {tree: float(cost_of(self._whole, tree, prices)) for tree in trees}
+        cheap = sorted(trees, key=costs.__getitem__)[:MOST_BESIDE]
+        weights = {tree: share for tree, share in zip(trees, shares, strict=True) if share}
+        kept = dict.fromkeys([*weights, *cheap])
+        return Mixture(
+            ratio, tuple(ways[tree] for tree in kept), tuple(weights.get(tree, Fraction(0)) for tree in kept)
+        )
 
     def plan(
         self,
@@ -289,101 +306,6 @@ class _Rounding:
             counts[given[least]] -= 1
             counts[best] += 1
         return counts
-
-
-class _Mixing:
-    """Column generation for one number of steps.
-
-    Attributes:
-        used: the ways that took part in the last program.
-    """
-
-    def __init__(
-        self,
-        whole: ChunkProblem,
-        group: Group,
-        sites: Sequence[_Site],
-        steps: int,
-        enough: float,
-        deadline: Deadline,
-    ) -> None:
-        self.used: tuple[Way, ...] = ()
-        self._problem = whole
-        self._group = group
-        self._steps = steps
-        self._enough = enough
-        self._deadline = deadline
-        self._master = RestrictedMaster(whole, steps, group)
-        self._ways: list[Way] = []
-        self._sites = [site for site in sites if site.fewest_steps <= steps]
-
-    def take(self, way: Way) -> bool:
-        """Add a way to the program; whether it is a new one."""
-        if not self._master.add(0, _timed(way)):
-            return False
-        self._ways.append(way)
-        return True
-
-    def run(self) -> Mixture | None:
-        """The best mixture in time; the first ways are looked for in any case."""
-        if not self._sites:
-            return None
-        self._begin()
-        best, prices = self._solved(NO_DEADLINE)
-        stable = np.full((self._steps, len(self._problem.capacities)), 1 / sum(self._problem.capacities))
-        ruins = QUICK_RUINS
-        try:
-            while True:
-                self._deadline.check("the search for meetings")
-                best, prices = self._solved(self._deadline)
-                report(f"meetings in {self._steps} steps, R/C {best:.5g}", 0, 0)
-                if best <= self._enough * (1 + _CLOSE):
-                    break
-                stable = _SMOOTHING * stable + (1 - _SMOOTHING) * prices
-                if self._improves(stable, prices, best, ruins) or self._improves(prices, prices, best, ruins):
-                    continue
-                if ruins == LONG_RUINS:
-                    break
-                ruins = LONG_RUINS
-            shares = self._master.exact()[0]
-        except (TimedOutError, ArithmeticError):
-            shares = self._master.weights()
-        costs = {way: self._cost(way, prices) for way in self._ways}
-        cheap = sorted(self._ways, key=lambda way: costs[way])[:MOST_BESIDE]
-        weights = {way: share for way, share in zip(self._ways, shares, strict=True) if share}
-        ways = tuple(dict.fromkeys([*weights, *cheap]))
-        return Mixture(best, ways, tuple(weights.get(way, Fraction(0)) for way in ways))
-
-    def _cost(self, way: Way, prices: Prices) -> float:
-        return float(cost_of(self._problem, _timed(way), prices))
-
-    def _solved(self, deadline: Deadline) -> tuple[float, Prices]:
-        costs, prices = self._master.solve(deadline)
-        packed = self._master.weights()
-        self.used = tuple(way for way, weight in zip(self._ways, packed, strict=True) if weight)
-        return float(costs.sum()), prices
-
-    def _begin(self) -> None:
-        """Ways for prices that grow with the load of those before."""
-        weights = MultiplicativeWeights(self._problem, self._steps, self._group)
-        for turn in range(FIRST_WAYS):
-            prices = weights.prices()
-            for site in self._sites:
-                if (turn or self._ways) and self._deadline.has_passed:
-                    return
-                for way in site.cheapest(prices, QUICK_RUINS)[:1]:
-                    self.take(way)
-                    weights.add(_timed(way), 1)
-
-    def _improves(self, asked: Prices, prices: Prices, best: float, ruins: int) -> bool:
-        """Whether cheap ways at some prices are cheaper than what the program believes."""
-        improved = False
-        for site in self._sites:
-            self._deadline.check("the search for meetings")
-            for way in site.cheapest(asked, ruins):
-                if self._cost(way, prices) < best * (1 - _CLOSE):
-                    improved |= self.take(way)
-        return improved
 
 
 class _Site:

@@ -12,30 +12,22 @@ import logging
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.synth.chunks.bounds.spanning_check import MOST_MARKS
 from arborcast.synth.chunks.bounds.step_certificate import StepBound, StepLengths, TreeDual
 from arborcast.synth.chunks.bounds.step_check import MOST_TREE_TARGETS, certified_ratio
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
+from arborcast.synth.chunks.trees.cheap_generation import RUINS, CheapGeneration, Source
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
 from arborcast.synth.chunks.trees.pricing import TimedTree, TreeSearch, cost_of, run_exactly
-from arborcast.synth.chunks.trees.spanning_oracle import (
-    MOST_MOVES,
-    SpanningSearch,
-    is_spanning,
-    moves_of,
-    searches_for,
-    twins,
-)
-from arborcast.synth.chunks.trees.step_master import MultiplicativeWeights, RestrictedMaster, link_orbits
+from arborcast.synth.chunks.trees.step_master import MultiplicativeWeights, RestrictedMaster
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.progress import report
@@ -115,20 +107,29 @@ def tree_bound(
         InputError: a demand has too many targets for the certificate to be checked.
     """
     group = group or (tuple(range(problem.topology.size)),)
-    if not can_price(problem, group):
-        most = max(len(demand.targets) for demand in problem.demands)
+    most = max(len(demand.targets) for demand in problem.demands)
+    if most > MOST_TREE_TARGETS:
         raise InputError(
             f"limit by trees: a demand may have at most {MOST_TREE_TARGETS} targets, got {most}; use flows"
         )
     search = _Generation(problem, steps, deadline, group)
-    search.begin_with(seeds)
+    if not search.master.add_later(seeds):
+        search.begin()
     weights, lengths = search.settled(gap)
     certificate = TreeDual(lengths)
     limit = StepBound(steps, certified_ratio(problem, steps, certificate), certificate)
-    return search.packing(weights, limit, search.cheapest(lengths))
+    return _packing(search.master, weights, limit, search.cheapest(lengths))
 
 
-def tree_packing(problem: ChunkProblem, limit: StepBound, *, deadline: Deadline, group: Group) -> TreeBound:
+def tree_packing(
+    problem: ChunkProblem,
+    limit: StepBound,
+    *,
+    deadline: Deadline,
+    group: Group,
+    gap: Fraction = Fraction(0),
+    seeds: Iterable[tuple[int, TimedTree]] = (),
+) -> TreeBound:
     """A good packing of trees where the best would take too long, beside a limit that is known.
 
     Args:
@@ -136,24 +137,46 @@ def tree_packing(problem: ChunkProblem, limit: StepBound, *, deadline: Deadline,
         limit: of so many steps.
         deadline: when to stop; a first tree for each demand is found in any case.
         group: automorphisms that keep the problem.
+        gap: stop where the packing is within this part of the limit.
+        seeds: trees of demands in one step fewer, to begin with.
 
     Raises:
         InfeasibleError: a target cannot be reached in so many steps.
     """
-    search = _Generation(problem, limit.steps, deadline, group, enough=float(limit.ratio))
-    weights, _ = search.settled(Fraction(0))
-    return search.packing(weights, limit, search.known())
+    master = RestrictedMaster(problem, limit.steps, group)
+    sources = [
+        _cheap_trees(problem, number, found.demand, limit.steps)
+        for number, found in enumerate(master.classes)
+    ]
+    search = CheapGeneration(master, sources, deadline)
+    master.add_later(seeds)
+    if not master.is_complete:
+        search.begin(max(1, FIRST_TREES // len(sources)))
+    weights = search.run(float(limit.ratio * (1 + gap)))[2]
+    known = tuple((master.classes[number].demand, tree) for number, tree in master.trees)
+    return _packing(master, weights, limit, known)
 
 
-def can_price(problem: ChunkProblem, group: Group) -> bool:
-    """Whether cheapest trees can be found, and certificates of them checked."""
-    if max(len(demand.targets) for demand in problem.demands) <= MOST_TREE_TARGETS:
-        return True
-    if not is_spanning(problem):
-        return False
-    classes = twins(problem, link_orbits(problem, group))
-    marks = sum(1 if len(members) == 1 else 2 for members in classes)
-    return marks <= MOST_MARKS and moves_of(classes) <= MOST_MOVES
+def _cheap_trees(problem: ChunkProblem, chunk_class: int, demand: int, steps: int) -> Source:
+    """The source of cheap trees of one class."""
+    searches = [InsertionSearch(problem, demand, steps, ruins) for ruins in RUINS]
+    return lambda prices, long: [(chunk_class, searches[long].run(prices)[1])]
+
+
+def _packing(
+    master: RestrictedMaster,
+    weights: list[Fraction],
+    limit: StepBound,
+    candidates: tuple[tuple[int, TimedTree], ...],
+) -> TreeBound:
+    """The trees of all demands with these weights."""
+    packed = master.unfolded(weights)
+    return TreeBound(
+        bound=limit,
+        durations=durations_of(master.problem, master.steps, packed),
+        trees=tuple(StepTree(demand, packed[demand, tree], tree) for demand, tree in sorted(packed)),
+        candidates=candidates,
+    )
 
 
 def durations_of(
@@ -171,46 +194,20 @@ def durations_of(
     return tuple(longest)
 
 
-Search: TypeAlias = TreeSearch | SpanningSearch | InsertionSearch
-
-
 class _Generation:
     """Column generation: the program, and the best prices so far."""
 
-    def __init__(
-        self,
-        problem: ChunkProblem,
-        steps: int,
-        deadline: Deadline,
-        group: Group,
-        *,
-        enough: float | None = None,
-    ) -> None:
-        """Set up; with `enough`, a known limit of R/C, cheap trees are looked for instead of the cheapest."""
+    def __init__(self, problem: ChunkProblem, steps: int, deadline: Deadline, group: Group) -> None:
         self.master = RestrictedMaster(problem, steps, group)
         self._problem = problem
         self._steps = steps
         self._deadline = deadline
-        self._group = group
-        self._enough = enough
-        demands = [found.demand for found in self.master.classes]
-        self._searches: Sequence[Search] = (
-            searches_for(problem, demands, steps, self.master.orbits)
-            if enough is None
-            else [InsertionSearch(problem, demand, steps) for demand in demands]
-        )
-        # The cheapest trees take long among many ranks: cheap ones do as long as there are any.
-        self._quick = [
-            InsertionSearch(problem, demand, steps)
-            for demand in demands
-            if enough is None and isinstance(self._searches[0], SpanningSearch)
-        ]
+        self._searches = [TreeSearch(problem, found.demand, steps) for found in self.master.classes]
         self._counts = [found.count for found in self.master.classes]
         self._capacities = np.array(problem.capacities, dtype=np.float64)
-        self._begun = False
         self._best = 0.0
         self._best_prices = np.full((steps, len(self._capacities)), 1 / self._capacities.sum())
-        for chunk_class, search in enumerate(self._quick or self._searches):  # there is something to return
+        for chunk_class, search in enumerate(self._searches):  # there is something to return
             self.master.add(chunk_class, search.run(self._best_prices)[1])
 
     def settled(self, gap: Fraction) -> tuple[list[Fraction], StepLengths]:
@@ -220,44 +217,22 @@ class _Generation:
         except TimedOutError:
             return self.best()
 
-    def packing(
-        self, weights: list[Fraction], limit: StepBound, candidates: tuple[tuple[int, TimedTree], ...]
-    ) -> TreeBound:
-        """The trees of all demands with these weights."""
-        packed = self.master.unfolded(weights)
-        return TreeBound(
-            bound=limit,
-            durations=durations_of(self._problem, self._steps, packed),
-            trees=tuple(StepTree(demand, packed[demand, tree], tree) for demand, tree in sorted(packed)),
-            candidates=candidates,
-        )
-
-    def known(self) -> tuple[tuple[int, TimedTree], ...]:
-        """All trees found, with the demands of their classes."""
-        return tuple(
-            (self.master.classes[chunk_class].demand, tree) for chunk_class, tree in self.master.trees
-        )
-
     def optimum(self, gap: Fraction = Fraction(0)) -> tuple[list[Fraction], StepLengths]:
         """Weights of the master's trees, and prices that prove them best, or nearly so.
 
         Raises:
             TimedOutError: the deadline came first.
         """
-        self._begin()
         while True:
             self._deadline.check("the packing of trees")
             costs, prices = self.master.solve(self._deadline)
             report(f"trees in {self._steps} steps", int(1000 * self._best / costs.sum()), 1000)
-            known = self._best if self._enough is None else self._enough
-            if (gap or self._enough is not None) and known * (1 + gap + _CLOSE) >= costs.sum():
+            if gap and self._best * (1 + gap + _CLOSE) >= costs.sum():
                 return self.best()
-            if self._quick and self._improves(prices, prices, costs, self._quick):
-                continue
             smoothed = _SMOOTHING * self._best_prices + (1 - _SMOOTHING) * prices if self._best else prices
             if self._improves(smoothed, prices, costs) or self._improves(prices, prices, costs):
                 continue
-            if gap or self._enough is not None:
+            if gap:
                 return self.best()
             weights, lengths = self.master.exact()
             if not self._improves_exactly(weights, lengths):
@@ -272,14 +247,7 @@ class _Generation:
             tuple(Fraction(price, max(total, _PRICE_UNIT)) for price in row)
             for row, total in zip(whole, totals, strict=True)
         )
-        return (self.master.weights() if self._enough is None else self._weights()), lengths
-
-    def _weights(self) -> list[Fraction]:
-        """Those of the last linear program, exactly where that can be done."""
-        try:
-            return self.master.exact()[0]
-        except ArithmeticError:
-            return self.master.weights()
+        return self.master.weights(), lengths
 
     def cheapest(self, lengths: StepLengths) -> tuple[tuple[int, TimedTree], ...]:
         """The trees found that cost least, with the demands of their classes."""
@@ -295,72 +263,42 @@ class _Generation:
             if cost == least[chunk_class]
         )
 
-    def begin_with(self, trees: Iterable[tuple[int, TimedTree]]) -> None:
-        """Take in trees of demands of one step fewer, with a step in which they wait anywhere."""
-        position = {found.demand: index for index, found in enumerate(self.master.classes)}
-        for demand, tree in trees:
-            for idle in range(self._steps):
-                if demand in position:
-                    later = tuple((route, step + (step >= idle)) for route, step in tree)
-                    self._take(position[demand], later)
-                    self._begun = True
+    def begin(self) -> None:
+        """Trees for prices that grow with the load of all trees before; as many as there is time for."""
+        weights = MultiplicativeWeights(self.master)
+        with suppress(TimedOutError):
+            for _ in range(max(1, FIRST_TREES // len(self._searches))):
+                found = self._ask(weights.prices())
+                for chunk_class, (_, tree) in enumerate(found):
+                    self.master.add(chunk_class, tree)
+                    weights.add(tree, self._counts[chunk_class])
 
-    def _take(self, chunk_class: int, tree: TimedTree) -> bool:
-        search = self._searches[chunk_class]
-        if isinstance(search, SpanningSearch):
-            search.know(tree)
-        return self.master.add(chunk_class, tree)
-
-    def _begin(self) -> None:
-        """Trees for prices that grow with the load of all trees before."""
-        if self._begun:
-            return
-        searches = self._quick or self._searches
-        weights = MultiplicativeWeights(self._problem, self._steps, self._group)
-        for _ in range(max(1, FIRST_TREES // len(self._searches))):
-            found = self._ask(weights.prices(), searches)
-            for chunk_class, (_, tree) in enumerate(found):
-                self._take(chunk_class, tree)
-                weights.add(tree, self._counts[chunk_class])
-
-    def _ask(
-        self, prices: NDArray[np.float64], searches: Sequence[Search] | None = None
-    ) -> list[tuple[float, TimedTree]]:
+    def _ask(self, prices: NDArray[np.float64]) -> list[tuple[float, TimedTree]]:
         """The cheapest tree of each class; keeps the prices if they prove more than any before."""
         found = []
-        for search in searches or self._searches:
+        for search in self._searches:
             self._deadline.check("the search for cheapest trees")
             found.append(search.run(prices))
-        if any(isinstance(search, InsertionSearch) for search in searches or self._searches):
-            return found  # which proves nothing
         proved = sum(count * cost for count, (cost, _) in zip(self._counts, found, strict=True))
         if proved > self._best:
             self._best, self._best_prices = proved, prices
         return found
 
     def _improves(
-        self,
-        asked: NDArray[np.float64],
-        prices: NDArray[np.float64],
-        costs: NDArray[np.float64],
-        searches: Sequence[Search] | None = None,
+        self, asked: NDArray[np.float64], prices: NDArray[np.float64], costs: NDArray[np.float64]
     ) -> bool:
         """Add the cheapest trees under some prices; whether one costs less than the master thought."""
         tolerance = _CLOSE * float(costs.sum())
         better = False
-        for chunk_class, (_, tree) in enumerate(self._ask(asked, searches)):
+        for chunk_class, (_, tree) in enumerate(self._ask(asked)):
             cost = self._counts[chunk_class] * cost_of(self._problem, tree, prices)
-            better |= self._take(chunk_class, tree) and cost < costs[chunk_class] - tolerance
+            better |= self.master.add(chunk_class, tree) and cost < costs[chunk_class] - tolerance
         return better
 
     def _improves_exactly(self, weights: list[Fraction], lengths: StepLengths) -> bool:
         """Price once more in integers; whether that found a new tree while there was a gap."""
         whole, common = _in_whole_units(lengths)
-        found = [
-            run_exactly(search.run, self._problem, whole)
-            for search in self._searches
-            if not isinstance(search, InsertionSearch)
-        ]
+        found = [run_exactly(search.run, self._problem, whole) for search in self._searches]
         proved = Fraction(sum(map(operator.mul, self._counts, (cost for cost, _ in found))), common)
         packed = sum(durations_of(self._problem, self._steps, self.master.unfolded(weights)))
         if proved == packed:

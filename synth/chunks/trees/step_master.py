@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import cached_property
 
@@ -73,6 +73,11 @@ class RestrictedMaster:
             total[orbit] += capacity
         return total
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether each class has a tree."""
+        return len({chunk_class for chunk_class, _ in self.trees}) == len(self.classes)
+
     def _column(self, step: int, orbit: int) -> int:
         return len(self.classes) + step * self._width + orbit
 
@@ -92,6 +97,16 @@ class RestrictedMaster:
             [chunk_class, *uses], [1, *(-times * count for count in uses.values())], upper=0
         )
         return True
+
+    def add_later(self, trees: Iterable[tuple[int, TimedTree]]) -> bool:
+        """Take in trees of demands of one step fewer, with a step in which they wait anywhere; if any."""
+        position = {found.demand: index for index, found in enumerate(self.classes)}
+        added = False
+        for demand, tree in trees:
+            for idle in range(self.steps) if demand in position else ():
+                later = tuple((route, step + (step >= idle)) for route, step in tree)
+                added |= self.add(position[demand], later)
+        return added
 
     def solve(self, deadline: Deadline = NO_DEADLINE) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What the trees of each class cost at least, and the prices of steps and links that make it so.
@@ -158,14 +173,15 @@ class RestrictedMaster:
 
 
 class MultiplicativeWeights:
-    """The load of some trees and of their images under a group, on each link in each step.
+    """The load of some trees of a program, with their images under its group, on each link in each step.
 
     Attributes:
         orbits: the number of the orbit of each link; links of one orbit have one load.
     """
 
-    def __init__(self, problem: ChunkProblem, steps: int, group: Group) -> None:
-        self.orbits = link_orbits(problem, group)
+    def __init__(self, master: RestrictedMaster) -> None:
+        problem, steps = master.problem, master.steps
+        self.orbits = master.orbits
         self._routes = problem.routes
         self._capacities = np.array(problem.capacities, dtype=np.float64)
         # An image of a tree is as likely to use any link of an orbit.
