@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError, ScheduleError
@@ -35,9 +35,11 @@ from arborcast.synth.formats.reading import (
     shorten_path,
     without_collecting,
 )
-from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Topology, Vertex
+
+if TYPE_CHECKING:
+    from arborcast.synth.implicit_schedule import AnySchedule
 
 SCHEDULE_FORMAT = "arborcast.schedule/1"
 SWITCHED_FORMAT = "arborcast.schedule/2"
@@ -190,7 +192,7 @@ def method_to_document(method: Method) -> Document:
     return {"name": method.name, "seed": method.seed, **dict(method.settings)}
 
 
-def said_of(schedule: Schedule | ImplicitSchedule) -> Document:
+def said_of(schedule: AnySchedule) -> Document:
     """What answers say of each of their schedules."""
     method = schedule.method
     return {"method": method.name, "settings": dict(method.settings), **picked(schedule, "rate", "steps")}

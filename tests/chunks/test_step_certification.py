@@ -48,11 +48,7 @@ def test_the_ratio_of_trees_is_that_of_all_trees_listed(data):
         min(cost(problem, tree, table) for tree in all_trees(problem, demand, steps))
         for demand in problem.demands
     )
-    for most in (MOST_TREE_TARGETS, 0):  # of more they must go to all ranks, which another way finds
-        if most or all(len(demand.targets) == problem.ranks - 1 for demand in problem.demands):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("arborcast.synth.chunks.bounds.step_check.MOST_TREE_TARGETS", most)
-                assert certified_ratio(problem, steps, TreeDual(frozen(table))) == expected
+    assert certified_ratio(problem, steps, TreeDual(frozen(table))) == expected
 
 
 @given(st.data())
@@ -115,7 +111,7 @@ def test_without_any_link_nothing_is_reached():
 
 def test_too_many_targets_are_refused():
     ranks = MOST_TREE_TARGETS + 2
-    full = catalog.load(f"full:{ranks + 1}")  # with a relay, so that sets of ranks do not do
+    full = catalog.load(f"full:{ranks + 1}")
     demand = Demand(frozenset({0}), frozenset(range(1, ranks)))
     problem = ChunkProblem.of(full, Collective.custom(full, [demand]))
     lengths = TreeDual((tuple(Fraction(0) for _ in full.links),))
@@ -143,27 +139,12 @@ def test_too_many_sets_of_targets_are_refused(monkeypatch):
 RING = problem_of("ring:5")
 
 
-def test_many_blocks_to_everybody(monkeypatch):
-    """A tree takes 4 of 10 links, each of which is worth 1/10 in one step of two."""
-    monkeypatch.setattr("arborcast.synth.chunks.bounds.step_check.MOST_TREE_TARGETS", 2)
+def test_a_tree_to_everybody_costs_each_of_its_links():
+    """It takes 4 of 10 links, each of which is worth 1/10 in one step of two."""
     lengths = ((Fraction(1, 10),) * 10,) * 2
     assert certified_ratio(RING, 2, TreeDual(lengths)) == 5 * Fraction(4, 10)
     with pytest.raises(InputError, match="demand 0: its targets cannot all be reached in 1 steps"):
         certified_ratio(RING, 1, TreeDual(lengths[1:]))
-    mixed = [Demand(frozenset({0}), frozenset({1, 2, 3, 4})), Demand(frozenset({1}), frozenset({2}))]
-    for demands in (mixed, mixed[::-1]):
-        some = ChunkProblem.of(RING.topology, Collective.custom(RING.topology, demands))
-        with pytest.raises(InputError, match="at most 2 targets, got 4"):
-            certified_ratio(some, 2, TreeDual(lengths))
-
-
-def test_lengths_that_no_word_holds_prove_a_little_less(monkeypatch):
-    monkeypatch.setattr("arborcast.synth.chunks.bounds.step_check.MOST_TREE_TARGETS", 2)
-    length = Fraction(3**50, 10 * 3**50 + 1)
-    found = certified_ratio(RING, 2, TreeDual(((length,) * 10,) * 2))
-    assert (1 - Fraction(1, 1 << 50)) * 20 * length < found < 20 * length
-    with pytest.raises(InputError, match="demand 0: its targets cannot all be reached in 1 steps"):
-        certified_ratio(RING, 1, TreeDual(((length,) * 10,)))
 
 
 FAR_APART = Topology.build(
@@ -229,17 +210,6 @@ def test_demands_of_many_and_of_few_targets():
     demands = [Demand(frozenset({0}), frozenset({1, 2, 3, 4})), Demand(frozenset({1}), frozenset({2}))]
     some = ChunkProblem.of(RING.topology, Collective.custom(RING.topology, demands))
     assert certified_ratio(some, 2, TreeDual(((Fraction(1, 10),) * 10,) * 2)) == Fraction(4 + 1, 10)
-
-
-def test_many_that_nothing_reaches_add_up_to_no_small_number():
-    """Two islands of ten ranks, lengths that no word holds: what stands for no way is added up many times."""
-    hops = [(u, v) for u in range(20) for v in range(20) if u != v and u // 10 == v // 10]
-    islands = Topology.build("islands", 20, [Link(*hop, Fraction(1)) for hop in hops])
-    problem = problem_of(islands)
-    for bits in range(40, 80):
-        length = Fraction((1 << bits) - 1, 180 << bits)
-        with pytest.raises(InputError, match="demand 0: its targets cannot all be reached in 1 steps"):
-            certified_ratio(problem, 1, TreeDual(((length,) * 180,)))
 
 
 def test_a_static_limit_is_not_for_a_problem():

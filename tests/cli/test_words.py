@@ -165,7 +165,7 @@ def test_a_time_that_only_limits_trees_says_so(command: Command, tmp_path: Path)
     Path(fabric).write_text(json.dumps(topology_to_document(Topology.build("one-way", 4, links))))
     asked = (fabric, "allreduce", "--size", "1MiB")
     assert "every schedule along trees takes at least" in command("solve", *asked, "-o", schedule).out
-    assert "us for every schedule along trees;" in command("explain", *asked).out
+    assert "us simulated for every schedule along trees;" in command("explain", *asked).out
     sizes = ("--sizes", "1MiB")
     assert "no less than: of every schedule along trees" in command("simulate", schedule, *sizes).out
     assert (

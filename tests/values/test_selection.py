@@ -242,7 +242,6 @@ LEFT_OUT: list[tuple[str, str, dict[str, Any], dict[str, str]]] = [
         "pareto": "more than 16 ranks"}),
     ("mesh:17", "allgather", {}, {"swing": "needs a power of two of ranks, got 17",
         "lower trees": "no symmetry leaves few of them"}),
-    ("ring:5", "allgather", {"size_bytes": 1 << 30}, {"all others": "takes the least time of every"}),
     ("ring:4", "allgather", {"form": "implicit"}, {"others without symmetry": "for 4 ranks"}),
 ]  # fmt: skip
 """Fabric, collective, wishes, and what is left out with a part of the reason."""
@@ -258,6 +257,12 @@ def test_what_is_not_compared_is_said_with_the_reason(
     for names, reason in wanted.items():
         for name in names.split(", "):
             assert reason in found.left_out[name], found.left_out
+    assert not found.enough
+
+
+def test_a_comparison_that_ends_early_says_why() -> None:
+    found = approach(load("ring:5"), "allgather", options=replace(QUIET, size_bytes=1 << 30)).selection()
+    assert "takes the least time of every" in found.enough
 
 
 def test_every_second_size_is_looked_at_unless_another_stride_is_asked_for(
