@@ -203,10 +203,10 @@ def extra_us(
         offload_gbps: GB/s between the rank and host memory, each way; None where nothing is offloaded.
     """
     forward = backward = 0.0
-    for it in units(segments):
+    for it in units(each for each in segments if each.treatment is not Treatment.KEEP):
         if it.treatment is Treatment.RECOMPUTE:
             backward += profile.forward_us(it.start, it.end, samples)
-        elif it.treatment is Treatment.OFFLOAD:
+        else:
             assert offload_gbps is not None, "plans see to that"
             ours = copy_us(profile, it.start, (segments[0].start, segments[-1].end), samples, offload_gbps)
             forward += ours[0]

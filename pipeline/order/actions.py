@@ -13,7 +13,7 @@ B0 computes the gradients of activations only, which the stage before waits for,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -48,7 +48,9 @@ class Action:
 
     def _beside(self, steps: int, stages: int) -> Action | None:
         stage = self.stage + steps
-        return None if self.phase is Phase.WEIGHTS or not 0 <= stage < stages else replace(self, stage=stage)
+        if self.phase is Phase.WEIGHTS or not 0 <= stage < stages:
+            return None
+        return Action(self.phase, self.microbatch, stage)
 
 
 Passes: TypeAlias = tuple[tuple[Action, ...], ...]

@@ -13,6 +13,7 @@ that). Between two stages of one worker there are no messages.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order.actions import Action, Passes, Phase
@@ -37,6 +38,7 @@ class WorkerStep:
         return f"{self.kind} {self.action}"
 
 
+@lru_cache(16)  # planners ask for plans that differ in their cuts
 def with_messages(order: Passes) -> tuple[tuple[WorkerStep, ...], ...]:
     """The steps of each worker: its passes in the given order, each result sent as soon as it is there.
 

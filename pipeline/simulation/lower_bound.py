@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from functools import cache
 from itertools import pairwise, product
 
 from arborcast.pipeline.costs.link_costs import BYTES_PER_US, LinkCosts
@@ -87,12 +88,17 @@ def least_us(plan: Plan, profile: Profile, *, batch: int | None = None) -> float
         forward, backward = plan.pass_us(profile, number, min(sizes) // stage.replicas)
         least.append(forward + (0.0 if splits else backward))
     longest = 0.0
+
+    @cache
+    def busy_us(index: int, samples: int) -> float:
+        return sum(plan.pass_us(profile, index, samples))
+
     for worker, update_us in zip(plan.workers, updates_us(plan, profile), strict=True):
         for replica in range(len(worker.ranks)):
             busy = update_us
             for index, size in product(worker.stages, sizes):
                 start, stop = shares(size, len(worker.ranks))[replica]
-                busy += sum(plan.pass_us(profile, index, stop - start))
+                busy += busy_us(index, stop - start)
             longest = max(longest, sum(least[: worker.stages[0]]) + busy)
     return longest
 
