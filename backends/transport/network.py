@@ -281,10 +281,9 @@ class Network:
         self._end(None)
 
     def _end(self, reason: str | None) -> None:
-        if reason is not None and not self._is_closed:
+        was_closed, self._reason, self._is_closed = self._is_closed, self._reason or reason, True
+        if reason is not None and not was_closed:  # who connects here has its own word before it hears this
             self._alarm.sound(f"rank {self.rank} {reason}")
-        self._reason = self._reason or reason
-        self._is_closed = True
         if self._at_work.acquire(timeout=END_S):  # else who connects comes here at its next look
             try:
                 self._hang_up(self._reason)
@@ -341,10 +340,12 @@ class Network:
 
     def _look(self, awaited: Iterable[int]) -> None:
         """Go on only where nobody has ended this meanwhile, and others may still come."""
-        if self._is_closed:
-            why = self._reason or "left the group"
-            raise ExecutionError(f"rank {self.rank} was connecting when it {why}")
-        self._alarm.look(map(self._peer, awaited))
+        try:
+            self._alarm.look(map(self._peer, awaited))
+        finally:
+            if self._is_closed:
+                why = self._reason or "left the group"
+                raise ExecutionError(f"rank {self.rank} was connecting when it {why}")
 
     def _late(self, absent: Iterable[int], because: str = "") -> ExecutionError:
         first, *others = sorted({*map(self._peer, absent)})
