@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args, overload
 
 from arborcast.synth.certificate import Bound
-from arborcast.synth.collective import Collective, Kind, as_collective
+from arborcast.synth.collective import Collective, Question, as_collective
 from arborcast.synth.deadline import Deadline, run_until
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.faults.faulty import Faulty, left_of
@@ -45,10 +45,6 @@ OnDeadline: TypeAlias = Literal["raise", "best"]
 
 LARGEST_EXPLICIT = 64
 """Ranks up to which schedules are written out unless asked otherwise: they are small, and easier to read."""
-
-
-Question: TypeAlias = Collective | Kind | str
-"""A kind by name, or a whole `Collective`."""
 
 
 class QuestionKeywords(SolveKeywords, total=False):
@@ -92,7 +88,7 @@ def solve(
 
 def solve(
     topology: Topology | Faulty,
-    collective: Collective | Kind | str,
+    collective: Question,
     *,
     form: Form = "auto",
     method: str = "auto",
@@ -233,7 +229,7 @@ class Approach:
 
 def approach(
     topology: Topology | Faulty,
-    collective: Collective | Kind | str,
+    collective: Question,
     method: str = "auto",
     options: SolveOptions | None = None,
     form: str = "auto",
@@ -321,7 +317,7 @@ def _is_better_repaired(faulty: Faulty, collective: Collective, method: str, opt
 
 def bound(
     topology: Topology,
-    collective: Collective | Kind | str,
+    collective: Question,
     *,
     root: int = 0,
     ranks: Sequence[int] | None = None,

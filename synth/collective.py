@@ -25,21 +25,6 @@ MOST_BYTES = 1 << 50
 """Of all blocks of an alltoall together, where they differ: what is made of their sizes must fit int64."""
 
 
-def as_collective(
-    topology: Topology,
-    collective: Collective | Kind | str,
-    *,
-    root: int = 0,
-    ranks: Sequence[int] | None = None,
-) -> Collective:
-    """The collective that a caller means, checked against the topology; all blocks of one size."""
-    if isinstance(collective, Collective):
-        collective.check(topology)
-        collective.check_is_even()
-        return collective
-    return Collective.on(topology, collective, root=root, ranks=ranks)
-
-
 class Block(NamedTuple):
     """Which part of the buffer.
 
@@ -401,6 +386,25 @@ class Collective:
             case Kind.CUSTOM:
                 assert block.demand is not None, "blocks of a custom collective say which demand they are"
                 return owner if rank in self.demands[block.demand].targets else None
+
+
+Question: TypeAlias = Collective | Kind | str
+"""A kind by name, or a whole `Collective`."""
+
+
+def as_collective(
+    topology: Topology,
+    collective: Question,
+    *,
+    root: int = 0,
+    ranks: Sequence[int] | None = None,
+) -> Collective:
+    """The collective that a caller means, checked against the topology; all blocks of one size."""
+    if isinstance(collective, Collective):
+        collective.check(topology)
+        collective.check_is_even()
+        return collective
+    return Collective.on(topology, collective, root=root, ranks=ranks)
 
 
 def busbw_factor(kind: Kind, ranks: int) -> Fraction:

@@ -62,6 +62,11 @@ def _wave(device: torch.device) -> int:
     return 64
 
 
+def least_block(threads: int, vector: int) -> int:
+    """Elements that so many threads move at once, 16 bytes each; 1,024 where that is less."""
+    return max(1024, threads * vector)
+
+
 class _Prepared(NamedTuple):
     """Tables of one length: `Tables` as tensors, and the elements that input and output must have."""
 
@@ -108,7 +113,7 @@ class DeviceExecutor:
             raise InputError(f"device: type must be one of {len(TYPES)} of the plan's item size, got {dtype}")
         wave = _wave(memory.device)
         self._plan, self._rank, self._memory, self._dtype = plan, rank, memory, dtype
-        self._block = block or max(1024, warps * wave * plan.shape.vector)
+        self._block = block or least_block(warps * wave, plan.shape.vector)
         self._warps, self._timeout_s, self._failed = warps, timeout_s, False
         self._is_on_host = memory.device.type == "cpu"
         self._counters = torch.full((plan.programs,), begun, dtype=torch.int32, device=memory.device)

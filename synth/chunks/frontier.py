@@ -20,7 +20,7 @@ from arborcast.synth.chunks.allreduce.partial_sums import sum_problem
 from arborcast.synth.chunks.allreduce.points import ON_GRID, Point, point_method, point_of
 from arborcast.synth.chunks.curve import CopyOptimum, Curve, FrontierOptions
 from arborcast.synth.chunks.quantized_rates import QuantizedRates
-from arborcast.synth.collective import Collective, Kind, as_collective
+from arborcast.synth.collective import Collective, Kind, Question, as_collective
 from arborcast.synth.deadline import Deadline, Limit, check_seconds
 from arborcast.synth.errors import InfeasibleError, InputError, Prover
 from arborcast.synth.features import check_features
@@ -56,7 +56,7 @@ class Frontier(Curve[Point]):
 
 def pareto(
     topology: Topology,
-    collective: Collective | Kind | str,
+    collective: Question,
     *,
     root: int = 0,
     ranks: Sequence[int] | None = None,

@@ -92,6 +92,9 @@ MOST_SENDS = 130_000
 NEAR = Fraction(1, 200)
 """The part of its limit within which a plan of a large problem has the fewest chunks."""
 
+TO_PACKINGS = Fraction(1, 5)
+"""The part of such a gap that a packing of cheap trees may use up; rounding has the rest."""
+
 MOST_PACKED = 240
 """Blocks for one rank each from which on their problem is large."""
 
@@ -187,7 +190,7 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
         deadline = self._searcher.deadline
         slack = self._budget.gap or NEAR
         if not is_routing:  # counted from the limit, which a packing of cheap trees comes near
-            slack = max(slack / 5, self.result.least * (1 + slack) / sum(trees.durations) - 1)
+            slack = max(slack * TO_PACKINGS, self.result.least * (1 + slack) / sum(trees.durations) - 1)
         one = sum(len(demand.targets) for demand in self._problem.demands)
         plans = []
         proofs = self._budget.proofs
@@ -244,8 +247,8 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
         else:
             assert self.result.limit is not None, "that of any number of steps at least"
             limit = self.result.limit
-            # Cheap trees take little time, so that the packing leaves most of the gap to its rounding.
-            trees = tree_packing(problem, limit, deadline=deadline, group=group, gap=gap / 5, seeds=seeds)
+            near = gap * TO_PACKINGS
+            trees = tree_packing(problem, limit, deadline=deadline, group=group, gap=near, seeds=seeds)
         self._seeds.clear()
         self._seeds |= {(tree.demand, tree.sends): None for tree in trees.trees}
         assert self.result.limit is not None, "that of the trees or of the flows"

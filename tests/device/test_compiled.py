@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from arborcast.backends.device import executor
-from arborcast.backends.device.executor import AMD, TYPES
+from arborcast.backends.device.executor import AMD, TYPES, least_block
 from arborcast.backends.device.kernel import run_schedule
 from arborcast.synth.errors import InputError
 
@@ -31,7 +31,7 @@ def made(target: GPUTarget, dtype: torch.dtype, folder: Path, *, aligned: bool =
     """The kernel as an executor asks for it."""
     element, total = TYPES[dtype]
     vector = 16 // dtype.itemsize
-    block = max(1024, WARPS * target.warp_size * vector)
+    block = least_block(WARPS * target.warp_size, vector)
     constants = {"DTYPE": element, "SUM": total, "OP": "sum", "BLOCK": block}
     constants |= {"VECTOR": vector, "ALIGN": vector if aligned else 1}
     names = run_schedule.arg_names

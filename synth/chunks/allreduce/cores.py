@@ -17,6 +17,7 @@ from typing import TypeAlias
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.chunks.problem.symmetry import small_subgroups
+from arborcast.synth.topology import parts_of
 
 Block: TypeAlias = tuple[int, ...]
 """Ranks, in ascending order, of which any two have a route both ways."""
@@ -97,7 +98,7 @@ def boxes_of(problem: ChunkProblem, ranks: Sequence[int]) -> tuple[Level, ...]:
     found: dict[Level, None] = {}
     for width in sorted(set(widths.values())):
         joined = {pair for pair, own in list(widths.items()) if own >= width and widths[pair[::-1]] >= width}
-        boxes = _components(ranks, joined)
+        boxes = tuple(tuple(sorted(part)) for part in parts_of(ranks, joined))
         if 1 < len(boxes) < len(ranks) and len(set(map(len, boxes))) == 1:
             found[boxes] = None
     return tuple(found)
@@ -163,19 +164,3 @@ def _moved(core: Core, element: Sequence[int]) -> Core:
         return tuple(sorted(element[rank] for rank in ranks))
 
     return Core(block(core.members), tuple(tuple(sorted(map(block, level))) for level in core.levels))
-
-
-def _components(ranks: Sequence[int], joined: set[tuple[int, int]]) -> Level:
-    left = set(ranks)
-
-    def spread() -> Iterator[Block]:
-        while left:
-            box = [min(left)]
-            left.discard(box[0])
-            for member in box:  # grows meanwhile
-                near = sorted(other for other in left if (member, other) in joined)
-                left.difference_update(near)
-                box += near
-            yield tuple(sorted(box))
-
-    return tuple(spread())
