@@ -495,7 +495,9 @@ class _Program:
         program.a_matrix_.value_ = matrix.data
         model = new_model(solver="ipm", run_crossover="off")
         model.passModel(program)
-        run(model)
+        if run(model) != "Optimal":  # where little can be moved, interior points may not settle
+            model.setOptionValue("solver", "simplex")
+            run(model)
         return np.array(model.getSolution().row_dual)
 
 
