@@ -118,6 +118,7 @@ def started(folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", OF_TINY, str(folder)], cwd=ROOT, start_new_session=True)
 
 
+@pytest.mark.long
 def test_an_atlas_that_was_killed_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     """Another process has other hashes, so that the second run would differ where their order counted."""
     whole, ended = tmp_path / "whole", tmp_path / "ended"

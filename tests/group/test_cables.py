@@ -235,6 +235,7 @@ def test_after_one_of_several_cables_is_lost_the_others_go_on() -> None:
     ]
 
 
+@long
 @needs_root
 def test_ddp_goes_on_after_a_cable_is_pulled() -> None:
     """From what all ranks still have, with the parameters of an undisturbed run; the new limit is said."""

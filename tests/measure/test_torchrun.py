@@ -168,7 +168,8 @@ def unix_sockets_of(pid: str) -> set[str]:
     return {line[-1] for line in lines if f"socket:[{line[6]}]" in held and line[-1].startswith("@")}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_job_that_is_ended_while_its_ranks_wait_leaves_nothing(tmp_path: Path, number: int) -> None:
     ranks = 2
     temporary = tmp_path / "tmp"
