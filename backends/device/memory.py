@@ -154,7 +154,7 @@ class GroupMemory(SharedMemory):
 class SymmetricMemory:
     """Of the GPUs of a process group, which torch maps into each other's processes.
 
-    Torch maps all pairs, and fails where two GPUs cannot reach each other. PeerRanks that share a GPU, to try it
+    Torch maps all pairs, and fails where two GPUs cannot reach each other. Ranks that share a GPU, to try it
     with one, need TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1.
 
     Args:

@@ -12,7 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from arborcast import synth, topologies
 from arborcast.backends import Options
+from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry
+from arborcast.synth.simulation.pieces import ONE_HOST
 from tests.device.rank_processes import sleep_while_waiting
 from tests.support.faults import (
     PATIENCE_S,
@@ -232,3 +235,32 @@ def test_a_cpu_needs_the_interpreter() -> None:
     said = "needs Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported"
     for result in run_ranks(2, without_interpreter, environ={"TRITON_INTERPRET": "0"}, may_fail=True):
         assert result == Failure("InputError", f"p2p: kernel-cpu {said}")
+
+
+def kernel_calls(below: int | None = None) -> tuple[Any, ScheduleTable]:
+    from arborcast.backends.device.memory import PeerRanks
+    from arborcast.backends.group.kernel_calls import KernelCalls
+
+    schedule = synth.solve(topologies.load("dgx1"), "allreduce", method="ring")
+    ranks = PeerRanks(0, lambda said: [said], lambda own: own)
+    table = ScheduleTable(schedule.collective, (TableEntry(0, schedule),))
+    return KernelCalls(ranks, "cuda", below, ONE_HOST), table
+
+
+def test_the_limit_is_where_the_two_models_meet() -> None:
+    calls, table = kernel_calls()
+    limit = calls.limit(table)
+    assert calls._is_faster(table, limit // 2)
+    assert not calls._is_faster(table, limit)
+    tensor = torch.zeros(1)
+    assert calls.entry(table, limit, tensor, None) is None
+    assert str(calls.entry(table, limit - 1, tensor, None)).endswith(" by the kernel")
+
+
+def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from arborcast.backends.group import kernel_calls as module
+
+    calls, table = kernel_calls(below=1 << 20)
+    assert calls.entry(table, 1000, torch.zeros(1), None) is not None
+    monkeypatch.setattr(module, "MOST_PLANS", 0)
+    assert calls.entry(table, 1000, torch.zeros(1), None) is None
