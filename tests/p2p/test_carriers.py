@@ -107,14 +107,15 @@ def test_ranks_that_differ_are_refused(name: str, told: Sequence[Any]) -> None:
     assert all(isinstance(result, Failure) and name in result.message for result in results)
 
 
-def _cuda(rank: int, size: int) -> None:
-    dist.new_group(backend="synth", pg_options=Options(p2p="cuda"))  # type: ignore[arg-type]
+def _cuda(rank: int, size: int, p2p: str) -> None:
+    dist.new_group(backend="synth", pg_options=Options(p2p=p2p))  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_gpus_where_there_are_none_are_refused() -> None:
-    for result in run_ranks(2, _cuda, may_fail=True):
-        assert result == Failure("InputError", "p2p: cuda needs a GPU and NCCL or RCCL, and torch finds none")
+@pytest.mark.parametrize("p2p", ["cuda", "kernel"])
+def test_gpus_where_there_are_none_are_refused(p2p: str) -> None:
+    message = f"p2p: {p2p} needs a GPU and NCCL or RCCL, and torch finds none"
+    assert run_ranks(2, _cuda, p2p, may_fail=True) == [Failure("InputError", message)] * 2
 
 
 class Drawn:
