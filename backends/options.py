@@ -36,9 +36,10 @@ STARTS = ("at once", "wait")
 BITS = ("alike", "any")
 """Of floating-point sums: the same on all ranks, or whatever the fastest schedule gives each of them."""
 
-MESSAGES = ("off", "cuda", "cpu")
-"""Whose calls by schedules go by grouped messages: nobody's; those of tensors on GPUs over NCCL or RCCL, who
-serve them by themselves otherwise; those of tensors in host memory over gloo, to try it without a GPU."""
+MESSAGES = {"off": "", "cuda": "cuda", "cpu": "cpu", "kernel": "cuda", "kernel-cpu": "cpu"}
+"""Whose calls by schedules go by grouped messages, with the type of their device: nobody's; those of tensors
+on GPUs over NCCL or RCCL, who serve them by themselves otherwise; those of tensors in host memory over gloo,
+to try it without a GPU. With "kernel" short ones go by the kernel of `backends.device`."""
 
 _KNOWN_METHODS = ("auto", *(name for name in METHODS if name not in NEED_SIZE))
 _MOST_RANKS = 1 << 16  # a typing error such as 0-99999999 must not fill the memory
@@ -74,7 +75,10 @@ class Options:
         without: links of the fabric that are down, as pairs of its ranks; both directions are left out.
         spares: schedules made before links fail (`synth repair --each-link`): files or values, one for each
             collective. One serves at once where a group does without its link, until all have been compared.
-        p2p: one of `MESSAGES`: which tensors' schedules run by grouped messages of torch's own backend.
+        p2p: one of `MESSAGES`: which tensors' schedules run by grouped messages of torch's own backend, or by
+            the kernel.
+        kernel_below: bytes below which the kernel serves, where `p2p` has it; None for what its cost model
+            says of each collective.
         bits: one of `BITS`: whether schedules whose ranks add in different orders may serve an allreduce.
 
     Raises:
@@ -103,6 +107,7 @@ class Options:
     without: tuple[tuple[int, int], ...] = ()
     spares: tuple[str | os.PathLike[str] | BackupSchedules, ...] = ()
     p2p: str = "off"
+    kernel_below: int | None = None
     bits: str = "alike"
 
     def __post_init__(self) -> None:
@@ -245,6 +250,10 @@ def _groups_rule(groups: object) -> str | None:
     return "must be a folder, or GroupSchedules, one or a list of them"
 
 
+def _bytes_rule(size: int | None) -> str | None:
+    return None if size is None or size >= 0 else "must be at least 0 bytes"
+
+
 def _one_of(names: Sequence[str]) -> Callable[[str], str | None]:
     return lambda name: None if name in names else f"must be one of {', '.join(names)}"
 
@@ -277,7 +286,8 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "ranks": _ranks_rule,
     "groups": _groups_rule,
     "deadline_s": lambda seconds: None if 0 < seconds < math.inf else "must be a positive number of seconds",
-    "gloo_below": lambda size: None if size is None or size >= 0 else "must be at least 0 bytes",
+    "gloo_below": _bytes_rule,
+    "kernel_below": _bytes_rule,
     "lost_after_s": lambda seconds: (
         None if seconds == 0 or 1 <= seconds <= 86400 else "must be 0 (never) or 1 to 86400 seconds"
     ),
@@ -289,7 +299,7 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "method": _method_rule,
     "without": _without_rule,
     "spares": _spares_rule,
-    "p2p": _one_of(MESSAGES),
+    "p2p": _one_of(tuple(MESSAGES)),
     "bits": _one_of(BITS),
 }
 """For each field the rule that a value breaks, None where it breaks none."""
@@ -307,6 +317,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ARBORCAST_WITHOUT": ("without", _parse_links),
     "ARBORCAST_SPARES": ("spares", _parse_paths),
     "ARBORCAST_P2P": ("p2p", str.lower),
+    "ARBORCAST_KERNEL_BELOW": ("kernel_below", _parse_bytes),
     "ARBORCAST_BITS": ("bits", str.lower),
 }
 """The field that each variable gives, and how it is read."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NoReturn, Protocol
 
 import torch
@@ -221,7 +221,7 @@ class Engine:
         is_done: Callable[[], bool] = lambda: True,
         *,
         look_every_s: float = 0.1,
-        needed: int | None = None,
+        needed: Iterable[int] = (),
     ) -> None:
         """The second half: return when the rank before agrees and `is_done`, fail if a peer gives up before.
 
@@ -230,7 +230,7 @@ class Engine:
         Args:
             is_done: whether what serves the call, by its own deadline, has ended; call `ring` when it has.
             look_every_s: how often to ask without having been rung for.
-            needed: the rank without which it never ends; its death is then a failure.
+            needed: ranks without which it never ends; their death is then a failure.
 
         Raises:
             ExecutionError: as for `agree`; another peer that goes after it has agreed is no failure.
@@ -243,7 +243,7 @@ class Engine:
                 self._see(opening)
                 if not (self._unseen or self._is_full()) and is_done():
                     return
-                parties = Parties(telling=frozenset(self._unseen), required=needed)
+                parties = Parties(telling=frozenset(self._unseen), required=frozenset(needed))
                 GraphRun(_NOTHING, self._network.channels, self._wakeup, self.rank, parties).run(
                     {},
                     None,

@@ -64,13 +64,13 @@ class Parties:
         told: who is sent the opening.
         telling: whose opening is awaited.
         apart: whether each two ranks compare openings of their own.
-        required: the peer whose death makes the run vain, though nothing of it is awaited here.
+        required: peers whose death makes the run vain, though nothing of them is awaited here.
     """
 
     told: frozenset[int] = frozenset()
     telling: frozenset[int] = frozenset()
     apart: bool = False
-    required: int | None = None
+    required: frozenset[int] = frozenset()
 
 
 class GraphRun:
@@ -289,7 +289,7 @@ class GraphRun:
         channel = self._channels[at]
         if error.reason is not None or self._needs(at):
             raise self._peer_gone(self._awaited(at), error) from error
-        if channel.peer == self._required and not isinstance(error, PeerLeftError):
+        if channel.peer in self._required and not isinstance(error, PeerLeftError):
             self._lost = PeerGoneError(self._awaited(at), error)
 
     def _peer_gone(self, what: str, error: ChannelClosedError) -> PeerGoneError:

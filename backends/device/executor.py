@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
 
 from arborcast.backends.device import kernel
 from arborcast.backends.device.memory import PeerMemory
@@ -62,6 +63,18 @@ def _wave(device: torch.device) -> int:
     return 64
 
 
+def refuse_compiled(who: str) -> None:
+    """Refuse a CPU without the interpreter.
+
+    Raises:
+        InputError: in the name of `who`.
+    """
+    if not isinstance(kernel.run_schedule, InterpretedFunction):
+        raise InputError(
+            f"{who} needs Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported"
+        )
+
+
 def least_block(threads: int, vector: int) -> int:
     """Elements that so many threads move at once, 16 bytes each; 1,024 where that is less."""
     return max(1024, threads * vector)
@@ -94,6 +107,9 @@ class DeviceExecutor:
         begun: pieces that have been done before; flags must stand there.
         timeout_s: of a call, after which the kernel is made to leave.
 
+    Attributes:
+        timeout_s: as given; what is set holds from the next call on.
+
     Raises:
         InputError: a type that the kernel does not have, or an AMD GPU that is none of `AMD`.
     """
@@ -114,7 +130,7 @@ class DeviceExecutor:
         wave = _wave(memory.device)
         self._plan, self._rank, self._memory, self._dtype = plan, rank, memory, dtype
         self._block = block or least_block(warps * wave, plan.shape.vector)
-        self._warps, self._timeout_s, self._failed = warps, timeout_s, False
+        self._warps, self.timeout_s, self._failed = warps, timeout_s, False
         self._is_on_host = memory.device.type == "cpu"
         self._counters = torch.full((plan.programs,), begun, dtype=torch.int32, device=memory.device)
         self._addresses = torch.tensor(memory.addresses(), dtype=torch.int64, device=memory.device)
@@ -193,9 +209,14 @@ class DeviceExecutor:
             cast(Any, torch.cuda).current_stream(self._memory.device).synchronize()
         self._refuse_if_failed(str(self._plan.schedule.collective.kind))
 
+    def abort(self) -> None:
+        """Make the kernel leave, and all further calls fail; from any thread."""
+        self._failed = True
+        self._memory.abort(self._rank)
+
     def _refuse_if_failed(self, call: str) -> None:
         if self._failed:
-            raise ExecutionError(f"device: rank {self._rank} waited {self._timeout_s} s for a peer in {call}")
+            raise ExecutionError(f"device: rank {self._rank} waited {self.timeout_s} s for a peer in {call}")
 
     def _launch(self, made: _Prepared, given: int, result: int, op: str, *, aligned: bool) -> None:
         shape = self._plan.shape
@@ -210,7 +231,7 @@ class DeviceExecutor:
     def _watch(self, is_over: Callable[[], bool]) -> None:
         """Have a call that is not over in time ended, by a thread that lives while calls are under way."""
         with self._lock:
-            self._calls.append((time.monotonic() + self._timeout_s, is_over))
+            self._calls.append((time.monotonic() + self.timeout_s, is_over))
             if not self._is_watched:
                 self._is_watched = True
                 threading.Thread(target=self._look_after_calls, daemon=True).start()
@@ -224,10 +245,10 @@ class DeviceExecutor:
                     self._is_watched = False
                     return
                 if time.monotonic() > self._calls[0][0]:
-                    self._failed, self._is_watched = True, False
-                    self._memory.abort(self._rank)
+                    self._is_watched = False
+                    self.abort()
                     return
-            time.sleep(min(_LOOK_S, self._timeout_s / 4))
+            time.sleep(min(_LOOK_S, self.timeout_s / 4))
 
     def _prepared(self, count: int) -> _Prepared:
         if count not in self._tables:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -33,6 +36,51 @@ class PeerMemory(Protocol):
 
     def abort(self, rank: int) -> None:
         """Raise the abort word of a rank: its kernel leaves, and has not done what it was called for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRanks:
+    """The ranks that make memory together.
+
+    Attributes:
+        rank: this one.
+        exchange: gives what all ranks have said, in their order, when they have.
+        rendezvous: torch's, of symmetric memory; gives a handle.
+    """
+
+    rank: int
+    exchange: Callable[[str], Sequence[str]]
+    rendezvous: Callable[[torch.Tensor], Any]
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup) -> PeerRanks:
+        """Those of a group of torch."""
+
+        def exchange(said: str) -> list[str]:
+            of_ranks = [""] * group.size()
+            dist.all_gather_object(of_ranks, said, group=group)
+            return of_ranks
+
+        def rendezvous(own: torch.Tensor) -> Any:
+            from torch.distributed import _symmetric_memory as symmetric_memory
+
+            return cast(Any, symmetric_memory).rendezvous(own, group)
+
+        return cls(group.rank(), exchange, rendezvous)
+
+    @classmethod
+    def by_store(
+        cls, store: Any, name: str, rank: int, size: int, exchange: Callable[[str], Sequence[str]]
+    ) -> PeerRanks:
+        """The same without a group of torch: by a store for them alone, and a name that no others have."""
+
+        @cache
+        def symmetric() -> Any:
+            memory = cast(Any, torch._C._distributed_c10d)._SymmetricMemory
+            memory.set_group_info(name, rank, size, store)
+            return memory
+
+        return cls(rank, exchange, lambda own: symmetric().rendezvous(own, name))
 
 
 class SharedMemory:
@@ -80,16 +128,16 @@ class GroupMemory(SharedMemory):
         group: its ranks, in the order of the plan's; all must make the memory together.
     """
 
-    def __init__(self, shape: Shape, itemsize: int, group: dist.ProcessGroup) -> None:
+    def __init__(self, shape: Shape, itemsize: int, group: dist.ProcessGroup | PeerRanks) -> None:
+        ranks = group if isinstance(group, PeerRanks) else PeerRanks.of(group)
         self._lanes = shape.lanes
         self.device = torch.device("cpu")
-        is_first = group.rank() == 0
         kept = _SHARED if Path(_SHARED).is_dir() else None
-        folder = [tempfile.mkdtemp(prefix="arborcast-", dir=kept) if is_first else ""]
-        dist.broadcast_object_list(folder, group=group, group_src=0)
+        folder = tempfile.mkdtemp(prefix="arborcast-", dir=kept) if ranks.rank == 0 else ""
+        folder = ranks.exchange(folder)[0]
 
         def mapped(name: str, elements: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.from_file(f"{folder[0]}/{name}", shared=True, size=elements, dtype=dtype)
+            return torch.from_file(f"{folder}/{name}", shared=True, size=elements, dtype=dtype)
 
         self._staging = [
             mapped(f"staging{it}", size * itemsize + _VECTOR, torch.uint8)
@@ -98,9 +146,9 @@ class GroupMemory(SharedMemory):
         self._flags = [
             mapped(f"flags{it}", size * shape.lanes, torch.int32) for it, size in enumerate(shape.flags)
         ]
-        dist.barrier(group)  # all have mapped them
-        if is_first:
-            shutil.rmtree(folder[0])
+        ranks.exchange("")  # all have mapped them
+        if ranks.rank == 0:
+            shutil.rmtree(folder)
 
 
 class SymmetricMemory:
@@ -115,9 +163,10 @@ class SymmetricMemory:
         group: its ranks, in the order of the plan's; all must make the memory together.
     """
 
-    def __init__(self, shape: Shape, itemsize: int, group: dist.ProcessGroup) -> None:
+    def __init__(self, shape: Shape, itemsize: int, group: dist.ProcessGroup | PeerRanks) -> None:
         from torch.distributed import _symmetric_memory as symmetric_memory
 
+        ranks = group if isinstance(group, PeerRanks) else PeerRanks.of(group)
         self.device = torch.device("cuda", torch.cuda.current_device())
         self._lanes = shape.lanes
         self._staging_bytes = -(-max(shape.staging) * itemsize // _VECTOR) * _VECTOR
@@ -127,8 +176,8 @@ class SymmetricMemory:
         )
         self._own.zero_()
         torch.cuda.synchronize(self.device)
-        self._handle = cast(Any, symmetric_memory).rendezvous(self._own, group)
-        dist.barrier(group)
+        self._handle = ranks.rendezvous(self._own)
+        ranks.exchange("")
 
     def addresses(self) -> list[int]:
         """See `PeerMemory`."""

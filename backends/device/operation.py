@@ -16,10 +16,8 @@ from weakref import WeakValueDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from triton.runtime.interpreter import InterpretedFunction
 
-from arborcast.backends.device import kernel
-from arborcast.backends.device.executor import OPERATIONS, DeviceExecutor
+from arborcast.backends.device.executor import OPERATIONS, DeviceExecutor, refuse_compiled
 from arborcast.backends.device.memory import GroupMemory, SymmetricMemory
 from arborcast.backends.device.plan import DevicePlan
 from arborcast.backends.lowering.layout import lay_out
@@ -143,10 +141,8 @@ def compile(  # noqa: A001 - as torch names what it does
         )
     if op not in OPERATIONS:
         raise InputError(f"device: operation must be one of {', '.join(OPERATIONS)}, got {op}")
-    if device == "cpu" and not isinstance(kernel.run_schedule, InterpretedFunction):
-        raise InputError(
-            "device: cpu needs Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported"
-        )
+    if device == "cpu":
+        refuse_compiled("device: cpu")
     plan = DevicePlan(schedule, itemsize=dtype.itemsize, **cut)
     text = json.dumps(any_schedule_to_document(schedule), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -40,11 +41,13 @@ from arborcast.backends.group.trace import Tracer
 from arborcast.backends.lowering.groups import MessageGroup
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.program import Program
+from arborcast.backends.options import MESSAGES
 from arborcast.backends.p2p.carriers import CudaCarrier, HostCarrier, MessageCarrier
 from arborcast.backends.p2p.run import ProgramRun
 from arborcast.backends.schedules.combined import joint_part
 from arborcast.backends.schedules.exchange import Exchange, Exchanges, Sizes
 from arborcast.backends.schedules.held import Schedules
+from arborcast.backends.schedules.schedule_table import KernelEntry, ScheduleTable
 from arborcast.backends.schedules.spare import spare_table
 from arborcast.backends.tensors.torch_compat import PrefixStore, future_of
 from arborcast.backends.tensors.torch_reduction import ReductionOperator, name_of, served_operator
@@ -52,6 +55,10 @@ from arborcast.backends.transport.fingerprint import OF_A_PAIR, CollectiveFinger
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size
+
+if TYPE_CHECKING:
+    from arborcast.backends.device.executor import DeviceExecutor
+    from arborcast.backends.group.kernel_calls import KernelCalls
 
 log = logging.getLogger(__name__)
 
@@ -98,16 +105,17 @@ class Communicator:
         self.rank, self.size = rank, size = member.rank, member.size
         # Not the one of the group: gloo knows calls by their order, and that serves other threads.
         timeout = timedelta(seconds=member.timeout_s)
-        p2p = member.options.p2p
+        device = MESSAGES[member.options.p2p]
         own = PrefixStore("small", member.own_store)
-        self._gloo = InnerGloo(own, rank, size, timeout, has_ring=p2p != "cpu")
+        self._gloo = InnerGloo(own, rank, size, timeout, has_ring=device != "cpu")
         self.carrier: MessageCarrier | None = None
-        if p2p == "cpu":
+        if device == "cpu":
             self.carrier = HostCarrier(self._gloo.of_timeout)
-        elif p2p == "cuda":
+        elif device == "cuda":
             self.carrier = CudaCarrier(PrefixStore("p2p", member.own_store), rank, size)
         self._generation = 0
         self._schedules = self._new_schedules()
+        self._kernels = self._new_kernels()
         self._exchanges: Exchanges | None = None
         self.history = History(
             rank, member.global_ranks, member.waits_for, lambda: member.failure is not None
@@ -402,6 +410,10 @@ class Communicator:
         if isinstance(table, str):
             return f"{of}: gloo, {table}"
         until = ", until others are found" if self._schedules.is_to_change(table) else ""
+        if self._kernels is not None:
+            until += f"; by the kernel below {format_size(self._kernels.limit(table))}, else by messages"
+        elif self.member.options.p2p.startswith("kernel"):
+            until += "; by messages, as ranks are on several hosts"
         return f"{of}: {table.at(nbytes)} on {self.member.fabric.topology.name}{until}"
 
     def begin_trace(self) -> Tracer:
@@ -440,6 +452,7 @@ class Communicator:
         self._generation += 1
         self._schedules.close()
         self._schedules = self._new_schedules()
+        self._kernels = self._new_kernels()
         self._exchanges = None
 
     def set_timeout(self, timeout_s: float) -> None:
@@ -490,14 +503,22 @@ class Communicator:
             if not isinstance(table, str):
                 asked = call.kind, call.root, nbytes, call.count
                 carrier = self._carrier_of(memory) if is_counted else None
+                entry, graph = table.at(nbytes), None
+                by_kernel = None
+                if carrier is not None and self._kernels is not None:
+                    by_kernel = self._kernels.entry(table, nbytes, next(iter(memory.values())), operator)
                 if carrier is None:
                     digest, graph = self._schedules.graph(*asked)
                     serve = partial(self.member.engine.run, graph, memory)
-                else:
-                    graph, (digest, grouped) = None, self._schedules.groups(*asked)
+                elif by_kernel is None:
+                    digest, grouped = self._schedules.groups(*asked)
                     serve = partial(self._by_messages, carrier, grouped, memory)
+                else:
+                    entry = by_kernel
+                    digest, executor = self._executor_of(call, table, by_kernel, memory, operator)
+                    serve = partial(self._by_kernel, carrier, executor, memory)
                 opening = replace(shown or call, sequence=self._next(), schedule=digest)
-                begun = self.history.begin(opening, nbytes, table.at(nbytes), is_counted)
+                begun = self.history.begin(opening, nbytes, entry, is_counted)
                 with self._noted(begun, graph, dtype.itemsize):
                     serve(opening, operator)
                 return
@@ -547,6 +568,60 @@ class Communicator:
             carrier.end()  # or the device would wait for ever for a peer, and this thread for the device
             if isinstance(error, RuntimeError) and not isinstance(error, ExecutionError):
                 self.member.engine.blame(opening, f"{call.reached}: {str(error).splitlines()[0]}")
+            raise
+
+    def _executor_of(
+        self,
+        call: CollectiveFingerprint,
+        table: ScheduleTable,
+        entry: KernelEntry,
+        memory: Memory,
+        operator: ReductionOperator | None,
+    ) -> tuple[bytes, DeviceExecutor]:
+        """What runs a call by the kernel, and its digest; who cannot have its memory gives up."""
+        assert self._kernels is not None, "it has the entry"
+        try:
+            return self._kernels.executor(table, entry, next(iter(memory.values())), operator)
+        except (RuntimeError, InputError, OSError) as error:
+            if self.member.failure is None:
+                self.abort(f"rank {self.rank}: {call.kind}: memory of the kernel: {error}")
+            raise
+
+    def _exchanged(self, said: str) -> list[str]:
+        """What all ranks have said, at most 256 bytes each, where they make memory for the kernel."""
+        own = torch.frombuffer(bytearray(said.encode().ljust(256, b"\0")), dtype=torch.uint8)
+        gathered = torch.empty(self.size * own.numel(), dtype=torch.uint8)
+        self._gather(gathered, own, CollectiveFingerprint(0, 0, -1, Kind.ALLGATHER, "kernel memory"))
+        return [bytes(row).rstrip(b"\0").decode() for row in gathered.view(self.size, -1).tolist()]
+
+    def _by_kernel(
+        self,
+        carrier: MessageCarrier,
+        executor: DeviceExecutor,
+        memory: Memory,
+        opening: CollectiveFingerprint,
+        operator: ReductionOperator | None,
+    ) -> None:
+        """Serve a call by the kernel, once the ranks agree on it."""
+        from arborcast.backends.group.kernel_calls import run
+
+        engine = self.member.engine
+        is_over: Callable[[], bool] = lambda: True  # noqa: E731
+        engine.agree(opening)
+        executor.timeout_s = engine.timeout_s
+        try:
+            call = partial(run, executor, memory, opening.count, operator)
+            is_over = carrier.launch(call, next(iter(memory.values())))
+            engine.wait_external(is_over, look_every_s=MARKS_S, needed=range(self.size))
+            executor.finish()
+        except BaseException as error:
+            executor.abort()
+            carrier.end()
+            with suppress(Exception):  # the same again
+                while not is_over():
+                    time.sleep(MARKS_S)
+            if isinstance(error, RuntimeError) and self.member.failure is None:
+                engine.blame(opening, str(error).splitlines()[0])
             raise
 
     def _by_gloo(
@@ -607,6 +682,19 @@ class Communicator:
         if nbytes < below:
             return f"which serves below {format_size(below)} (gloo_below)"
         return None
+
+    def _new_kernels(self) -> KernelCalls | None:
+        """What the kernel serves on the present fabric; None where it is not asked for, or cannot."""
+        member, options = self.member, self.member.options
+        if not options.p2p.startswith("kernel") or member.cores is None:
+            return None
+        from arborcast.backends.device.memory import PeerRanks
+        from arborcast.backends.group.kernel_calls import KernelCalls
+
+        name = f"{member.name}/kernel/{self._generation}"
+        store = PrefixStore(f"kernel/{self._generation}", member.own_store)
+        ranks = PeerRanks.by_store(store, name, self.rank, self.size, self._exchanged)
+        return KernelCalls(ranks, MESSAGES[options.p2p], options.kernel_below, member.cut)
 
     def _new_schedules(self) -> Schedules:
         """None yet, for the present fabric."""

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from arborcast.backends.schedules.schedule_table import TableEntry
+from arborcast.backends.schedules.schedule_table import KernelEntry, TableEntry
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
@@ -209,6 +209,8 @@ class History:
             kind, seconds = found.kind, found.ns / 1e9
             counter = counters.setdefault(kind, {"schedule": 0, "gloo": 0, "bytes": 0, "seconds": 0.0})
             counter["gloo" if found.entry is None else "schedule"] += found.calls
+            if isinstance(found.entry, KernelEntry):
+                counter["kernel"] = counter.get("kernel", 0) + found.calls
             counter["bytes"] += found.nbytes
             counter["seconds"] += seconds
             if isinstance(found.entry, TableEntry):

@@ -13,12 +13,13 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.group.history import calls_to_keep
-from arborcast.backends.options import Options
+from arborcast.backends.options import MESSAGES, Options
 from arborcast.backends.schedules.combined import digest_of
 from arborcast.backends.schedules.group_fabric import Cabling, GroupFabric, fabric_for
 from arborcast.backends.schedules.held import fabric_name
@@ -46,6 +47,7 @@ ALIKE = (
     "start",
     "prepare",
     "p2p",
+    "kernel_below",
     "bits",
 )
 """Options that decide what serves a call."""
@@ -116,8 +118,7 @@ class Membership:
             self.options = (options or Options()).merged()
             self.fabric = self._fabric_by(self.options)
             self._check_ends()
-            if self.options.p2p == "cuda" and not has_nccl():
-                raise InputError("p2p: cuda needs a GPU and NCCL or RCCL, and torch finds none")
+            self._check_device(self.options.p2p)
             address = ",".join(listening_addresses(store, self.options.address))
             calls_to_keep()
         except (InputError, ExecutionError) as error:
@@ -239,6 +240,17 @@ class Membership:
             if ends is not None and not can_be_bound(ends[0]):
                 peer = lane % self.size
                 raise InputError(f"address {ends[0]}, of the link with rank {peer}, must be of this host")
+
+    @staticmethod
+    def _check_device(p2p: str) -> None:
+        if MESSAGES[p2p] == "cuda" and not has_nccl():
+            raise InputError(f"p2p: {p2p} needs a GPU and NCCL or RCCL, and torch finds none")
+        if p2p.startswith("kernel") and find_spec("triton") is None:
+            raise InputError(f"p2p: {p2p} needs Triton, and Python finds none: pip install arborcast[device]")
+        if p2p == "kernel-cpu":
+            from arborcast.backends.device.executor import refuse_compiled
+
+            refuse_compiled(f"p2p: {p2p}")
 
     def _joined(self, alarm: Alarm | None) -> tuple[Network, Engine]:
         """Connections along the present fabric, by a name that nobody has used, and what runs over them."""

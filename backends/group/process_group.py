@@ -38,7 +38,7 @@ from arborcast.backends.group.monitored_barrier import MonitoredBarrier
 from arborcast.backends.group.posting import ANYBODY, CablePosting, Posting
 from arborcast.backends.group.profiling import ObservedWork, event_of
 from arborcast.backends.group.work import WorkQueue
-from arborcast.backends.options import Options
+from arborcast.backends.options import MESSAGES, Options
 from arborcast.backends.schedules.group_fabric import GroupFabric
 from arborcast.backends.tensors.torch_compat import (
     PeerCalls,
@@ -128,7 +128,7 @@ class SynthGroup(GroupCollectives):
             self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, self._nccl)
         self._peer_calls = PeerCalls(self._nccl)
         self._delegated: Counter[Kind] = Counter()
-        self._devices = HOST | {"cuda"} if self._member.options.p2p == "cuda" else HOST
+        self._devices = HOST | {MESSAGES[self._member.options.p2p]} - {""}
         if devices is not None:
             self._devices &= devices
         self._queue = WorkQueue("synth")
@@ -285,10 +285,10 @@ class SynthGroup(GroupCollectives):
     def counters(self) -> dict[str, dict[str, int | float]]:
         """What this rank's calls of each collective were until now.
 
-        "schedule" and "gloo" count calls that could be either, "handed over" those that schedules do not
-        serve at all. Of the first two, "bytes" of the whole buffers, "seconds" from the begin of each call to
-        its end on this rank, late ranks waited for; and "share", of calls by schedules the time that the
-        bound of the fabric would need over that.
+        "schedule" and "gloo" count calls that could be either, "kernel" those by schedules that the kernel
+        served, "handed over" those that schedules do not serve at all. Of the first two, "bytes" of the whole
+        buffers, "seconds" from the begin of each call to its end on this rank, late ranks waited for; and
+        "share", of calls by schedules the time that the bound of the fabric would need over that.
         """
         counts = self._communicator.history.counters()
         for kind, calls in self._delegated.items():

@@ -9,7 +9,9 @@ tested with drawn streams and events, and the same calls over gloo in real proce
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, Protocol, cast
@@ -22,6 +24,9 @@ from arborcast.backends.tensors.torch_compat import Store, new_nccl
 
 _CUDA = cast(Any, torch.cuda)
 """Streams and events have no types."""
+
+_INTERPRETER = threading.Lock()
+"""Triton's interpreter runs one kernel of a process at a time."""
 
 
 class MessageCarrier(Protocol):
@@ -46,6 +51,9 @@ class MessageCarrier(Protocol):
 
     def mark(self, tensor: Tensor) -> Callable[[], bool]:
         """A question: whether all that was begun until now on the tensor's device is done."""
+
+    def launch(self, kernel: Callable[[], None], tensor: Tensor) -> Callable[[], bool]:
+        """Begin a kernel on the tensor's device; a question: whether it is done. Raises what it raised."""
 
     def end(self) -> None:
         """End all messages, now and later, here and on ranks that wait for this one; from any thread."""
@@ -75,6 +83,23 @@ class HostCarrier:
     def mark(self, tensor: Tensor) -> Callable[[], bool]:
         """See `MessageCarrier`: who has waited for a message has it."""
         return lambda: True
+
+    def launch(self, kernel: Callable[[], None], tensor: Tensor) -> Callable[[], bool]:
+        """See `MessageCarrier`: in a thread, while this one looks after the peers."""
+        done: Future[None] = Future()
+
+        @torch.inference_mode()
+        def run() -> None:
+            try:
+                with _INTERPRETER:
+                    kernel()
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        threading.Thread(target=run, name="synth-kernel", daemon=True).start()
+        return lambda: done.done() and done.result() is None
 
     def end(self) -> None:
         """See `MessageCarrier`."""
@@ -134,6 +159,11 @@ class CudaCarrier:
         """See `MessageCarrier`."""
         event = _CUDA.current_stream(tensor.device).record_event()
         return lambda: bool(event.query())
+
+    def launch(self, kernel: Callable[[], None], tensor: Tensor) -> Callable[[], bool]:
+        """See `MessageCarrier`."""
+        kernel()
+        return self.mark(tensor)
 
     def end(self) -> None:
         """See `MessageCarrier`."""

@@ -336,7 +336,7 @@ class Schedules:
 
         while not is_said and time.monotonic() < end:
             until = time.monotonic() + pause_s
-            self.engine.wait_external(is_over, look_every_s=pause_s, needed=0)
+            self.engine.wait_external(is_over, look_every_s=pause_s, needed=(0,))
             pause_s = min(2 * pause_s, SELDOM_S)
 
 

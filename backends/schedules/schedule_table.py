@@ -48,6 +48,15 @@ class TableEntry:
         return f"{describe(self.schedule)}{size}"
 
 
+@dataclass(frozen=True, slots=True)
+class KernelEntry(TableEntry):
+    """An entry of a table whose schedule the kernel runs."""
+
+    def __str__(self) -> str:
+        """As logs show it."""
+        return f"{TableEntry.__str__(self)} by the kernel"
+
+
 @dataclass(frozen=True)
 class ScheduleTable:
     """Which schedule serves which size.

@@ -31,6 +31,10 @@ GROUPED = {"ARBORCAST_P2P": "cuda", "ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_M
 GROUPED |= {"ARBORCAST_DEADLINE": "100", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 
+KERNEL = GROUPED | {"ARBORCAST_P2P": "kernel", "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
+WAYS = {"messages": GROUPED, "kernel": KERNEL}
+
+
 def single_calls(rank: int, size: int) -> list[str]:
     """Of every kind, in three types and lengths that do not divide."""
     device = join_nccl(rank, size)
@@ -123,10 +127,12 @@ def reductions(rank: int, size: int) -> tuple[list[str], dict[str, int]]:
     return wrong, tested.counters()["allreduce"]
 
 
-def test_every_reduction_of_the_group() -> None:
-    for wrong, paths in run_ranks(4, reductions, backend="synth", environ=GROUPED, timeout_s=110):
+@pytest.mark.parametrize("way", WAYS)
+def test_every_reduction_of_the_group(way: str) -> None:
+    for wrong, paths in run_ranks(4, reductions, backend="synth", environ=WAYS[way], timeout_s=110):
         assert wrong == []
         assert paths.get("schedule", 0) > 20, paths
+        assert (paths.get("kernel", 0) > 0) == (way == "kernel"), paths
 
 
 def calls(rank: int, size: int) -> list[str]:
@@ -183,8 +189,9 @@ def calls(rank: int, size: int) -> list[str]:
     return wrong
 
 
-def test_calls_of_the_group() -> None:
-    assert run_ranks(4, calls, backend="synth", environ=GROUPED) == [[]] * 4
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_of_the_group(way: str) -> None:
+    assert run_ranks(4, calls, backend="synth", environ=WAYS[way]) == [[]] * 4
 
 
 def model(device: Any) -> nn.Sequential:

@@ -30,6 +30,7 @@ def test_every_variable_is_read() -> None:
         "ARBORCAST_GROUPS": "folder",
         "ARBORCAST_SPARES": f"a.json{os.pathsep}b.json",
         "ARBORCAST_P2P": "CUDA",
+        "ARBORCAST_KERNEL_BELOW": "1MiB",
         "PATH": "/bin",
     }
     assert Options.from_environment(environ) == Options(
@@ -44,6 +45,7 @@ def test_every_variable_is_read() -> None:
         groups="folder",
         spares=("a.json", "b.json"),
         p2p="cuda",
+        kernel_below=1 << 20,
     )
 
 

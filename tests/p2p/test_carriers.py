@@ -6,7 +6,7 @@ What the calls give stands in `group/test_group_operations`.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,26 +94,28 @@ def test_a_rank_killed_between_groups_ends_the_call_of_all_others() -> None:
         check_failed(results[rank], f"rank {rank}: allreduce", "rank 2")
 
 
-def _differ(rank: int, size: int) -> None:
-    options = Options(topology="full:2", p2p=("off", "cpu")[rank])
+def _differ(rank: int, size: int, name: str, told: Sequence[Any]) -> None:
+    options = Options(topology="full:2", **{name: told[rank]})
     dist.new_group(backend="synth", pg_options=options)  # type: ignore[arg-type]
 
 
-def test_ranks_that_differ_are_refused() -> None:
+@pytest.mark.parametrize(("name", "told"), [("p2p", ("off", "cpu")), ("kernel_below", (1024, 2048))])
+def test_ranks_that_differ_are_refused(name: str, told: Sequence[Any]) -> None:
     import arborcast.torch_backend  # noqa: F401
 
-    results = run_ranks(2, _differ, may_fail=True)
-    assert all(isinstance(result, Failure) and "p2p" in result.message for result in results)
+    results = run_ranks(2, _differ, name, told, may_fail=True)
+    assert all(isinstance(result, Failure) and name in result.message for result in results)
 
 
-def _cuda(rank: int, size: int) -> None:
-    dist.new_group(backend="synth", pg_options=Options(p2p="cuda"))  # type: ignore[arg-type]
+def _cuda(rank: int, size: int, p2p: str) -> None:
+    dist.new_group(backend="synth", pg_options=Options(p2p=p2p))  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_gpus_where_there_are_none_are_refused() -> None:
-    for result in run_ranks(2, _cuda, may_fail=True):
-        assert result == Failure("InputError", "p2p: cuda needs a GPU and NCCL or RCCL, and torch finds none")
+@pytest.mark.parametrize("p2p", ["cuda", "kernel"])
+def test_gpus_where_there_are_none_are_refused(p2p: str) -> None:
+    message = f"p2p: {p2p} needs a GPU and NCCL or RCCL, and torch finds none"
+    assert run_ranks(2, _cuda, p2p, may_fail=True) == [Failure("InputError", message)] * 2
 
 
 class Drawn:
@@ -210,6 +212,12 @@ def test_a_call_on_a_gpu_runs_on_a_stream_that_follows_the_callers(monkeypatch: 
             "host waits for call",
         ]
         drawn.said.clear()
+    with carrier.entering(tensor):
+        is_done = carrier.launch(lambda: drawn.said.append(f"kernel on {drawn.current}"), tensor)
+        assert not is_done()
+    begun = ["caller records", "call waits for what caller has", "into call"]
+    assert drawn.said == [*begun, "kernel on call", "call records", "host waits for call"]
+    drawn.said.clear()
     carrier.end()
     assert drawn.said == ["abort"]
     with pytest.raises(ExecutionError, match="the group has failed, and starts nothing more"):
