@@ -151,7 +151,7 @@ def _launch(folder: Path, ranks: int, timeout_s: float, *, shares: bool) -> None
 
 def results(schedules: Sequence[AnySchedule], job: DeviceJob, found: Mapping[str, Any]) -> dict[str, Any]:
     """The results file of what rank 0 said."""
-    told = document(
+    return document(
         "Is the kernel right on this machine, and how fast is it beside the library?",
         found["rows"],
         keys=_KEYS,
@@ -167,15 +167,13 @@ def results(schedules: Sequence[AnySchedule], job: DeviceJob, found: Mapping[str
         code=("synth", "topologies", "backends"),
         format=FORMAT,
         device=found["device"],
-        cut={"groups": job.groups, "lanes": job.lanes, "piece": job.piece},
-        effort={"repeats": job.repeats, "iterations": job.iterations},
+        asked=asdict(job),
         schedules=[
             {"topology": it.topology.name, "collective": str(it.collective.kind), "method": it.method.name}
             for it in schedules
         ],
         checks=found["checks"],
     )
-    return told
 
 
 def read_device_results(path: Path | str) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def bench_device(
     output: Annotated[Path | None, target("-o", "--output", "write the results here")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the kernel for GPUs on this machine; time it beside NCCL or RCCL.
+    """Check the kernel for GPUs; time it beside NCCL.
 
     It starts a process for each rank; switches only forward. Where there are fewer GPUs than ranks they are
     shared, and no times are compared.
@@ -123,15 +123,12 @@ def result_lines(told: Mapping[str, Any], output: Path | None) -> Iterator[str]:
     where = f"{device['count']} x {device['name']}" if device["count"] else device["name"]
     yield f"{device['ranks']} ranks on {where}"
     yield f"torch {versions['torch']}, triton {versions['triton']}{library}"
-    yield ""
-    checks: Columns = {
-        "collective": lambda it: it["collective"],
-        "method": lambda it: it["method"],
-        "types right": lambda it: f"{it['right']} of {it['types']}",
-        "wrong elements": lambda it: it["wrong"],
-    }
-    yield from table_of(list(_by_collective(told)), checks, left=2)
-    yield ""
+    for schedule in told["schedules"]:
+        wrong = [it["wrong"] for it in told["checks"] if it["collective"] == schedule["collective"]]
+        yield (
+            f"{schedule['collective']} by {schedule['method']}: {wrong.count(0)} of {len(wrong)} types "
+            f"right, {counted(sum(wrong), 'wrong element')}"
+        )
     if told["rows"]:
         yield from _times(told["rows"])
     elif device["count"]:
@@ -140,17 +137,6 @@ def result_lines(told: Mapping[str, Any], output: Path | None) -> Iterator[str]:
         yield "no times: an interpreter's say nothing"
     if output is not None:
         yield f"written   {output}"
-
-
-def _by_collective(told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for schedule in told["schedules"]:
-        checks = [it for it in told["checks"] if it["collective"] == schedule["collective"]]
-        yield {
-            **schedule,
-            "types": len(checks),
-            "right": sum(not it["wrong"] for it in checks),
-            "wrong": sum(it["wrong"] for it in checks),
-        }
 
 
 def _times(rows: list[Mapping[str, Any]]) -> Iterator[str]:

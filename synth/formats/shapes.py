@@ -416,16 +416,6 @@ class DeviceRowShape(TypedDict):
 
 
 @MAPPING
-class DeviceShape(TypedDict):
-    """What a kernel ran on; no GPU: the host."""
-
-    name: Name
-    count: Index
-    nccl: Name | None
-    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)]
-
-
-@MAPPING
 class DeviceResultShape(TypedDict):
     """A results file of `synth bench device`."""
 
@@ -439,9 +429,8 @@ class DeviceResultShape(TypedDict):
     keys: list[str]
     measures: dict[str, Any]
     units: dict[str, Any]
-    device: DeviceShape
-    cut: dict[str, Index]
-    effort: dict[str, Index]
+    device: dict[str, Index | str | None]
+    asked: dict[str, Any]
     schedules: list[dict[str, str]]
     checks: list[DeviceCheckShape]
     rows: list[DeviceRowShape]
