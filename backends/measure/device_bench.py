@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from arborcast.synth.formats.reading import check_format, parse_json, read_text
 from arborcast.synth.formats.results import TIME, document
 from arborcast.synth.formats.shapes import DeviceResultShape, check_shape
 from arborcast.synth.implicit_schedule import AnySchedule
+from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.topology import Topology
 
 JOB, RESULT = "job.json", "result.json"
 """Files of the folder: a `DeviceJob`, and what rank 0 says."""
@@ -39,6 +42,7 @@ LENGTHS = {"cpu": (1, 37, 64), "cuda": (1, 37, 1000, 4096, 99_991, 1 << 20)}
 _KEYS = ("topology", "ranks", "collective", "root", "by", "graph", "dtype", "bytes")
 _MAX_BYTES = 64 << 20
 _END_S = 60.0
+_ROUNDS, _CLOSE = 40, 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,3 +190,42 @@ def read_device_results(path: Path | str) -> dict[str, Any]:
     check_format(told, (FORMAT,), str(path))
     shaped: dict[str, Any] = check_shape(DeviceResultShape, told, str(path))
     return shaped
+
+
+def fitted(schedule: AnySchedule, times_us: Mapping[int, float], name: str) -> Topology:
+    """The schedule's fabric as the kernel was measured: one factor of all latencies, one of all rates.
+
+    With them the schedule's simulation takes the times of the smallest and of the largest size. Switches have
+    names that say nothing, as the topology should, so that no prices of links come on top.
+
+    Args:
+        schedule: that was timed.
+        times_us: by bytes of the whole buffer.
+        name: of the topology.
+
+    Raises:
+        InputError: no two factors give these times.
+    """
+    fabric, (small, large) = schedule.topology, (min(times_us), max(times_us))
+
+    def scaled(latency: float, rate: float) -> Topology:
+        slower, faster = (Fraction(max(1, round(it * 10**6)), 10**6) for it in (latency, rate))
+        links = [
+            replace(it, bandwidth=it.bandwidth * faster, latency_us=it.latency_us * slower)
+            for it in fabric.links
+        ]
+        switches = [replace(it, name=f"measured{at}") for at, it in enumerate(fabric.switches)]
+        return replace(fabric, name=name, links=tuple(links), switches=tuple(switches))
+
+    latency = rate = 1.0
+    for _ in range(_ROUNDS):
+        found = scaled(latency, rate)
+        at = [simulate(replace(schedule, topology=found), size).time_us for size in (small, large)]
+        off = times_us[small] / at[0], at[1] / times_us[large]
+        if all(abs(it - 1) < _CLOSE for it in off):
+            return found
+        latency, rate = (min(max(it, 1e-5), 1e5) for it in (latency * off[0], rate * off[1]))
+    raise InputError(
+        f"bench device: {times_us[small]:.1f} us of {small} bytes and {times_us[large]:.1f} us of {large} "
+        f"are not those of {schedule.method.name} on {fabric.name} at any latencies and rates"
+    )

@@ -59,6 +59,10 @@ def bench_device(
     ] = "cuda",
     timeout: Annotated[float, duration("-T", "--timeout", "abort after so long")] = 1800,
     output: Annotated[Path | None, target("-o", "--output", "write the results here")] = None,
+    topology: Annotated[
+        Path | None,
+        target("--topology", "write the fabric here with latencies and rates that give the kernel's times"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check the kernel for GPUs; time it beside NCCL.
@@ -68,11 +72,19 @@ def bench_device(
     """
     from arborcast import synth
     from arborcast.backends.errors import ExecutionError
-    from arborcast.backends.measure.device_bench import LENGTHS, TYPES, DeviceJob, gpus_for, measure_device
+    from arborcast.backends.measure.device_bench import (
+        LENGTHS,
+        TYPES,
+        DeviceJob,
+        fitted,
+        gpus_for,
+        measure_device,
+    )
     from arborcast.backends.measure.job import RunError
     from arborcast.synth.collective import Kind
     from arborcast.synth.formats.atomic import write_atomically
     from arborcast.synth.formats.sizes import size_range
+    from arborcast.synth.formats.topology_text import topology_to_yaml
 
     timed = size_range(sizes)
     types = TYPES if dtypes is None else tuple(dict.fromkeys(dtypes.split(",")))
@@ -85,6 +97,8 @@ def bench_device(
         raise InputError("bench device: COLLECTIVE must be of a kind that torch has, got blocks in a file")
     gpus = gpus_for(on)
     ranks = found_fabric.topology.ranks
+    if topology is not None and (gpus < ranks or len(timed) < 2):
+        raise InputError("--topology: needs times of two sizes, with a GPU for each rank")
     job = DeviceJob(
         device=on,
         dtypes=types,
@@ -111,6 +125,16 @@ def bench_device(
     if output is not None:
         write_atomically(output, json.dumps(told, indent=1) + "\n")
     answer(as_json, told, lambda: result_lines(told, output))
+    if topology is not None:
+        first = schedules[0]
+        times = {
+            it["bytes"]: it["time_us"]
+            for it in told["rows"]
+            if (it["collective"], it["by"], it["graph"]) == (first.collective.kind, "kernel", False)
+        }
+        head = [f"Measured by `synth bench device`: {first.collective.kind} by the kernel."]
+        found = fitted(first, times, f"measured-{topology.stem}")
+        write_atomically(topology, topology_to_yaml(found, head=head))
     wrong = sum(it["wrong"] for it in told["checks"])
     if wrong:
         raise NotCorrectError(f"bench device: {wrong} wrong elements")

@@ -14,11 +14,19 @@ import torch.distributed as dist
 
 from arborcast import synth, topologies
 from arborcast.backends.measure import device_bench
-from arborcast.backends.measure.device_bench import DeviceJob, measure_device, read_device_results, results
+from arborcast.backends.measure.device_bench import (
+    DeviceJob,
+    fitted,
+    measure_device,
+    read_device_results,
+    results,
+)
 from arborcast.backends.measure.job import RunError
 from arborcast.synth.cli.bench_device import result_lines
 from arborcast.synth.collective import NAMED_KINDS, Collective
 from arborcast.synth.errors import InputError, TimedOutError
+from arborcast.synth.simulation.prices import at_prices
+from arborcast.synth.topology import Link
 from tests.support.commands import Command, refused
 from tests.support.definition import define
 from tests.support.ranks import run_ranks
@@ -176,6 +184,56 @@ def test_wrong_elements_are_an_answer_of_no(
     ran = command("bench", "device", "full:2", "allreduce", "--on", "cpu", "-o", str(tmp_path / "a.json"))
     assert (ran.status, ran.err) == (1, "synth: bench device: 3 wrong elements\n")
     assert read_device_results(tmp_path / "a.json")["checks"][0]["wrong"] == 3
+
+
+@pytest.mark.parametrize("spec", ["dgx1", "dgx-h100"])
+def test_a_fabric_with_the_kernels_times_answers_as_it_was_measured(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spec: str
+) -> None:
+    """Times of a fabric with other latencies and rates give that fabric back, under names without prices."""
+    fabric = topologies.load(spec).forwarding
+    schedule = synth.solve(fabric, "allreduce")
+    links = [replace(it, bandwidth=it.bandwidth / 2, latency_us=3 * it.latency_us) for it in fabric.links]
+    slow = replace(schedule, topology=replace(fabric, links=tuple(links)))
+    sizes = (1 << 10, 1 << 28)
+
+    def measured(schedules: Any, job: DeviceJob, *, gpus: int) -> dict[str, Any]:
+        rows = [
+            {"topology": spec, "ranks": 8, "collective": "allreduce", "root": None, "by": by, "graph": graph}
+            | {"dtype": "int8", "bytes": size, "method": "drawn", "spread": 0, "algbw": 1, "busbw": 1}
+            | {"time_us": synth.simulate(slow, size).time_us if (by, graph) == ("kernel", False) else 1.0}
+            for size in sizes
+            for by in ("kernel", "NCCL")
+            for graph in (False, True)
+        ]
+        return results(schedules, job, {"device": drawn()["device"], "checks": [], "rows": rows})
+
+    monkeypatch.setattr(device_bench, "measure_device", measured)
+    monkeypatch.setattr(device_bench, "gpus_for", lambda device: 8)
+    file = tmp_path / f"{spec}.yaml"
+    ran = command("bench", "device", spec, "allreduce", "--topology", str(file))
+    assert (ran.status, ran.err) == (0, "")
+    found = topologies.load(str(file))
+    for one, link in zip(sorted(found.links, key=ends), sorted(links, key=ends), strict=True):
+        assert ends(one) == ends(link)
+        assert float(one.bandwidth) == pytest.approx(float(link.bandwidth), rel=0.02)
+        assert float(one.latency_us) == pytest.approx(float(link.latency_us), rel=0.02)
+    assert at_prices(replace(schedule, topology=found))[1] == 0
+
+
+def ends(link: Link) -> tuple[int, int]:
+    return link.src, link.dst
+
+
+def test_times_that_no_latencies_and_rates_give_are_refused() -> None:
+    schedule = synth.solve(topologies.load("dgx1"), "allreduce")
+    with pytest.raises(InputError, match=r"900.0 us of 1024 bytes and 5.0 us of 2048 are not those of trees"):
+        fitted(schedule, {1024: 900.0, 2048: 5.0}, "here")
+
+
+def test_a_fabric_needs_times(command: Command, tmp_path: Path) -> None:
+    asked = ("full:2", "allreduce", "--on", "cpu", "--topology", str(tmp_path / "here.yaml"))
+    refused(command("bench", "device", *asked), "--topology: needs times of two sizes, with a GPU for each")
 
 
 @pytest.mark.long
