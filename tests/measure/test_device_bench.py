@@ -72,7 +72,7 @@ def test_a_rank_that_fails_says_why() -> None:
         measure_device([schedule], job, gpus=0)
 
 
-def test_time_that_is_up_ends_all_ranks() -> None:
+def test_time_that_is_up_is_said() -> None:
     schedule = synth.solve(topologies.load("full:2"), "allreduce")
     with pytest.raises(TimedOutError, match=r"bench device: not finished after 0.5 s"):
         measure_device([schedule], DeviceJob(device="cpu", timeout_s=0.5), gpus=0)
