@@ -85,6 +85,7 @@ def schemas() -> dict[str, tuple[str, dict[str, Any]]]:
     from arborcast.pipeline.planning.plan_documents import PlanDocument, ProfileShape
     from arborcast.synth.formats.shapes import (
         CustomShape,
+        DeviceResultShape,
         ImplicitShape,
         MachineShape,
         ScheduleShape,
@@ -102,6 +103,7 @@ def schemas() -> dict[str, tuple[str, dict[str, Any]]]:
         "implicit-schedule": ("a schedule of representatives, of `synth solve -o` too", ImplicitShape),
         "collective": ("a collective of your own, in YAML or JSON", CustomShape),
         "groups": ("`groups.json` in a folder of `synth groups`", GroupsShape),
+        "device-results": ("what `synth bench device -o` found on GPUs", DeviceResultShape),
         "profile": ("a profile of a model", ProfileShape),
         "plan": ("a plan, of `synth plan -o`", PlanDocument),
     }

@@ -6,10 +6,12 @@ the other ranks under torchrun.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
@@ -32,6 +34,10 @@ RUNTIMES = ("group", "messages")
 
 AVERAGES = ("rank 0", "average", "min", "max")
 """Which time of the ranks' a row holds, in the order of nccl-tests' numbers for `-a`."""
+
+
+FAILURE_FILE = "failure.txt"
+"""In the folder of a run: why the first rank that failed did."""
 
 
 class RunError(Exception):
@@ -193,3 +199,9 @@ def count_as_nccl_tests(schedule: AnySchedule, size_bytes: int, dtype: str) -> i
     blocks = blocks_in(schedule.collective)
     unit = 1 if blocks == 1 or schedule.collective.kind is Kind.CUSTOM else 16 // ITEM_BYTES[dtype]
     return size_bytes // (ITEM_BYTES[dtype] * unit * blocks) * unit * blocks
+
+
+def note_failure(folder: Path, reason: str) -> None:
+    """Keep the first reason only: later ones are mostly its consequences."""
+    with contextlib.suppress(FileExistsError), (folder / FAILURE_FILE).open("x", encoding="utf-8") as file:
+        file.write(reason)

@@ -5,7 +5,6 @@ Rank 0 says each row at once; the first to fail leaves its reason in a folder, a
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
@@ -21,11 +20,9 @@ import torch
 import torch.distributed as dist
 
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.measure.job import Row, RunError, Sweep
+from arborcast.backends.measure.job import FAILURE_FILE, Row, RunError, Sweep, note_failure
 from arborcast.backends.measure.sweep import run_sweep
 from arborcast.backends.tensors.torch_compat import FileStore, PrefixStore
-
-FAILURE_FILE = "failure.txt"
 
 GRACE_S = 0.2
 """So long after the first rank has failed all are looked at again: one that the others lost can be named."""
@@ -92,7 +89,7 @@ def _run_or_note(
         dist.destroy_process_group()
     except BaseException as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        _note_failure(folder, reason if isinstance(error, ExecutionError) else f"rank {rank}: {reason}")
+        note_failure(folder, reason if isinstance(error, ExecutionError) else f"rank {rank}: {reason}")
         raise
 
 
@@ -102,9 +99,3 @@ def _end_with_parent() -> None:
     assert parent is not None, "ranks are forked"
     parent.join()
     os._exit(1)
-
-
-def _note_failure(folder: Path, reason: str) -> None:
-    """Keep the first reason only: later ones are mostly its consequences."""
-    with contextlib.suppress(FileExistsError), (folder / FAILURE_FILE).open("x", encoding="utf-8") as file:
-        file.write(reason)

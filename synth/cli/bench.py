@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
+from arborcast.synth.cli.bench_device import bench_device
 from arborcast.synth.cli.console import fail, print_json, print_lines
 from arborcast.synth.cli.options import AsJson, File, duration, number, option, with_voice
 from arborcast.synth.cli.probe import end_after_rank_0, is_follower, is_rank_of_a_job
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from arborcast.synth.implicit_schedule import AnySchedule
 
 bench = typer.Typer(name="bench", help="Measure a schedule.", rich_markup_mode=None)
+bench.command("device")(with_voice(bench_device))
 
 _DEFAULT_SIZE = "32M"
 

@@ -386,6 +386,56 @@ class TableShape(TypedDict):
     entries: Annotated[list[TableEntryShape], Field(min_length=1)]
 
 
+@MAPPING
+class DeviceCheckShape(TypedDict):
+    """How many elements were wrong; lengths are of a block, in elements."""
+
+    collective: Name
+    dtype: Name
+    lengths: list[Index]
+    wrong: Index
+
+
+@MAPPING
+class DeviceRowShape(TypedDict):
+    """The time of a call of one size, made in one way."""
+
+    topology: Name
+    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)]
+    collective: Name
+    root: Index | None
+    method: Name
+    by: Literal["kernel", "NCCL", "RCCL", "gloo"]
+    graph: bool
+    dtype: Name
+    bytes: Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
+    time_us: Amount
+    spread: Amount
+    algbw: Amount
+    busbw: Amount
+
+
+@MAPPING
+class DeviceResultShape(TypedDict):
+    """A results file of `synth bench device`."""
+
+    format: str
+    question: str
+    command: str
+    machine: dict[str, Any]
+    versions: dict[str, Any]
+    date: str
+    code: dict[str, Any]
+    keys: list[str]
+    measures: dict[str, Any]
+    units: dict[str, Any]
+    device: dict[str, Index | str | None]
+    asked: dict[str, Any]
+    schedules: list[dict[str, str]]
+    checks: list[DeviceCheckShape]
+    rows: list[DeviceRowShape]
+
+
 _ADAPTERS: dict[object, TypeAdapter[Any]] = {}
 
 

@@ -16,6 +16,7 @@ import yaml
 
 from arborcast import pipeline
 from arborcast.backends import options
+from arborcast.backends.measure.device_bench import read_device_results
 from tests.docs.given import square
 from tests.docs.look import look
 from tests.docs.snippets import PAGES, ROOT
@@ -52,6 +53,18 @@ def test_the_first_page_of_the_site_is_the_readme_without_its_figures() -> None:
     assert end
     assert "## I build runtimes" in first
     assert "<!-- bench:begin -->" in rest
+
+
+def test_the_page_of_gpus_begins_with_what_has_run() -> None:
+    found = [read_device_results(path) for path in sorted((ROOT / "bench/results/device").glob("*.json"))]
+    first = text_of("docs/how-to/gpus.md").split("\n\n")[1]
+    assert ("has run on no GPU yet" in first) == (not found)
+    for one in found:
+        device = one["device"]
+        assert f"{device['count']} x {device['name']}" in first
+        assert device["count"], "run on the host"
+        assert one["code"]["dirty"] is False, "cannot be repeated"
+        assert not any(it["wrong"] for it in one["checks"])
 
 
 def test_the_glossary_has_each_word_once() -> None:
