@@ -367,7 +367,7 @@ def synthesized_jobs(spec: str, elements: int, pieces: int) -> list[Job]:
 
 
 @each_runtime
-@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3, 5])
 def test_random_schedules_of_every_kind(runtime: str, ranks: int) -> None:
     assert any(RANKS[ranks](run_all, runtime, random_jobs()[ranks]))
 

@@ -33,6 +33,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_training_beside_modules_of_the_same_names(tmp_path: Path) -> None:
     """Rank 0 has them as folders, rank 1 as files."""
     ranks = []

@@ -88,6 +88,7 @@ def run(script: Path, cache: Path, *arguments: str, within: Sequence[str] = ()) 
     return ran.stdout.strip(), ran.stderr
 
 
+@pytest.mark.long
 def test_a_damaged_file_is_a_warning_and_a_compilation(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -70,7 +70,6 @@ FEW = {
     "replicas only, summed": Case(
         plan_of([4], "gpipe", microbatches=1), network, {"loss_fn": summed, "loss_reduction": "sum"}
     ),
-    "two stages": Case(plan_of([1, 1], "gpipe", first=1)),
     "four stages, capped, bfloat16": Case(
         plan_of([1, 1, 1, 1], "pe", microbatches=5, max_in_flight=2), network, {"precision": "bfloat16"}
     ),
@@ -80,16 +79,9 @@ FEW = {
     "1-2-1, by layer": Case(by_layer(plan_of([1, 2, 1]), "rko"), network, SYNTH),
     "branching, recomputed": Case(plan_of([2, 1, 1], "pe", depth=4, recompute=True), branching),
     "branching, in turn": Case(around([2, 1], "interleaved", depth=4), branching),
-    "in turn, by layer, clipped": Case(
-        by_layer(around([1, 1], "interleaved", depth=LAYERS), "or+ko"), network, {"clip_norm": 0.1}
-    ),
     "in turn on four, ragged, float16": Case(
         around([1, 1, 1, 1], "interleaved", depth=LAYERS, microbatches=5), network, {"precision": "float16"}
     ),
-    "in turn, replicas, recomputed": Case(
-        around([2, 1], "interleaved", depth=LAYERS, each=3, recompute=True), network, SYNTH
-    ),
-    "normalised, by layer": Case(by_layer(plan_of([1, 2], depth=5), "r+ok"), normalised),
     "normalised, split": Case(plan_of([1, 2, 1], "zb-h1", depth=5), normalised, SYNTH),
     "normalised, deferred": Case(
         around([2, 2], "zb-v", depth=5), normalised, {"batch_norm": "deferred", "accumulate": 2}
@@ -97,15 +89,23 @@ FEW = {
     "unused, split": Case(plan_of([1, 2, 1], "zb-h1", depth=3), aside, {"optimizer": decaying}),
     "stopped, V": Case(around([2, 2], "zb-v", depth=5), stopped, {"optimizer": decaying}),
     "unmodified, V": Case(around([2, 1], "zb-v", depth=UNMODIFIED), Unmodified),
-    "V, uneven replicas": Case(around([1, 2, 1], "zb-v", depth=LAYERS, microbatches=2)),
     "V on one rank, float16": Case(around([1], "zb-v", depth=LAYERS), network, {"precision": "float16"}),
     "tied, clipped": Case(plan_of([1, 2, 1], depth=5), tied, {"clip_norm": 0.1}),
-    "tied on one rank": Case(around([2, 1], "zb-v", depth=5), tied, {"clip_norm": 0.1}),
     "ranks in any order": Case(Plan([(0, 3, (3,)), (3, 5, (2, 0)), (5, LAYERS, (1,))], 3, "1f1b")),
 }
 """Each order, each way to treat results, replicas at each place, each model, each option."""
 
 OTHERS = {
+    "two stages": Case(plan_of([1, 1], "gpipe", first=1)),
+    "in turn, replicas, recomputed": Case(
+        around([2, 1], "interleaved", depth=LAYERS, each=3, recompute=True), network, SYNTH
+    ),
+    "normalised, by layer": Case(by_layer(plan_of([1, 2], depth=5), "r+ok"), normalised),
+    "V, uneven replicas": Case(around([1, 2, 1], "zb-v", depth=LAYERS, microbatches=2)),
+    "tied on one rank": Case(around([2, 1], "zb-v", depth=5), tied, {"clip_norm": 0.1}),
+    "in turn, by layer, clipped": Case(
+        by_layer(around([1, 1], "interleaved", depth=LAYERS), "or+ko"), network, {"clip_norm": 0.1}
+    ),
     "one rank": Case(plan_of([1], first=2)),
     "three stages": Case(plan_of([1, 1, 1], "pe")),
     "1-1-2, recomputed": Case(plan_of([1, 1, 2], "gpipe", recompute=True)),
