@@ -97,7 +97,7 @@ def check_output(one: Snippet, printed: str, place: str) -> None:
 def test_what_is_left_out_says_why() -> None:
     reasons = [one.note["skip"] for page in WITH_SNIPPETS for one in snippets(page) if "skip" in one.note]
     assert all(len(reason) > 8 for reason in reasons), reasons
-    assert len(reasons) <= 17, reasons  # five need GPUs, two several hosts, two JAX with several devices
+    assert len(reasons) <= 17, reasons  # three need GPUs, two several hosts, two JAX with several devices
 
 
 def test_commands_are_told_from_what_stands_between_them() -> None:
