@@ -77,6 +77,20 @@ def in_turns(
     return seconds, last
 
 
+def beside_prediction(predicted_us: float, seconds: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """The part of a row that compares a predicted time with those of each rank, which end with the last."""
+    times = [1e6 * max(each) for each in zip(*seconds, strict=True)]
+    time_us, spread = statistics.median(times), max(times) - min(times)
+    return {
+        "predicted_us": predicted_us,
+        "time_us": time_us,
+        "spread": spread,
+        "runs": len(times),
+        "error": abs(predicted_us / time_us - 1),
+        "error_spread": predicted_us * spread / time_us**2,  # d(p / t) = p * d(t) / t**2
+    }
+
+
 def beside_gloo(gloo: Sequence[Sample], samples: Sequence[Sample], target: float | None) -> dict[str, Any]:
     """The part of a row that compares one contender with gloo, round by round.
 
