@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+MOST_OVER_S = 0.001
+"""Of a sleep that was too long, which the next one makes good; more is a standstill of the machine."""
+
 
 class Alarm:
     """Sleeps that last as long as they should, on average: one that was too long shortens the next one."""
@@ -24,7 +27,7 @@ class Alarm:
         begin = time.perf_counter()
         if wanted_s > 0:
             time.sleep(wanted_s)
-        self._over_s = time.perf_counter() - begin - wanted_s
+        self._over_s = min(time.perf_counter() - begin - wanted_s, MOST_OVER_S)
 
 
 ALARM = Alarm()

@@ -41,8 +41,8 @@ class LinkCosts:
             its bytes count, at the proven rate, which is too cheap for few bytes on many ranks.
         sum_gbps: GB/s of an allreduce that ranks' own work allows whatever the links (adding, copying); None
             where links alone limit it.
-        by_ring: whether gloo sums: in a ring of the ranks in ascending order, each of which sends to the next,
-            2(n-1) times, an n-th of the bytes; along paths through other ranks, too.
+        by_ring: whether gloo sums, in a ring of the ranks in ascending order: 2(n-1) times each sends an n-th
+            of the bytes to the next, by way of other ranks, too.
         peer_bytes: of memory that a group that sums takes on each rank for each other one.
 
     Examples:
