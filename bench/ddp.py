@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from arborcast.bench.contenders import BASELINE, Contender
@@ -20,7 +19,6 @@ from arborcast.bench.harness.turns import MEASURES, UNITS, Sample, beside_gloo, 
 from arborcast.bench.page.console import print_results
 from arborcast.synth.formats.results import TIME, document
 
-HOME = Path(__file__).resolve().parent.parent
 RESULTS = KEPT / "ddp.json"
 CONTENDERS = (BASELINE, "sockets", "shared memory")
 TARGETS = {"sockets": 1.0, "shared memory": 1.2}  # times gloo's speed

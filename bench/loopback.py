@@ -12,7 +12,6 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from arborcast.bench.contenders import (
@@ -25,14 +24,14 @@ from arborcast.bench.contenders import (
     Contender,
     Measured,
 )
-from arborcast.bench.harness.document import RUNTIME
+from arborcast.bench.harness.document import RUNTIME, timed_row
 from arborcast.bench.harness.processes import run_ranks
 from arborcast.bench.harness.script import KEPT, command_line, keep
 from arborcast.bench.harness.turns import MEASURES, UNITS, Sample, beside_gloo, sample
 from arborcast.bench.page.console import print_results
+from arborcast.synth.collective import Kind
 from arborcast.synth.formats.results import TIME, document
 
-HOME = Path(__file__).resolve().parent.parent
 RESULTS = KEPT / "loopback.json"
 WARM_UPS = 2
 SAMPLE_S = 0.020  # one sample repeats short calls for at least this long
@@ -169,25 +168,22 @@ def _target(name: str, case: Case) -> float | None:
 def _row(ranks: int, case: Case, name: str, found: dict[str, Measured]) -> dict[str, Any]:
     samples = found[name].samples
     compared = beside_gloo(found[BASELINE].samples, samples, _target(name, case))
-    algbw = case.size_bytes / compared["time_us"] / 1e3
-    factor = {"allreduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0}.get(
-        case.collective, (ranks - 1) / ranks
-    )
+    kind = Kind(case.collective)
     return {
-        "topology": f"full:{ranks}",
-        "ranks": ranks,
-        "collective": case.collective,
+        **timed_row(
+            topology=f"full:{ranks}",
+            ranks=ranks,
+            collective=kind,
+            root=0 if kind.has_root else None,
+            method=name,
+            size_bytes=case.size_bytes,
+            times_us=[1e6 * each.seconds for each in samples],
+        ),
         "main_thread": "computes" if case.is_busy else "waits",
-        "method": name,
         "served_by": found[name].served_by,
         "explanation": found[name].explanation,
-        "bytes": case.size_bytes,
         **compared,
-        "algbw": algbw,
-        "busbw": algbw * factor,
         "calls_per_sample": samples[-1].calls,
-        "share_of_optimum": None,
-        "share_of_nominal": None,
     }
 
 
