@@ -19,6 +19,7 @@ from typing import Any
 
 from arborcast.bench.harness.processes import WHOLE, answer
 from arborcast.bench.harness.script import KEPT, command_line, keep
+from arborcast.bench.harness.turns import median_of
 from arborcast.bench.page.console import print_results
 from arborcast.synth.formats.results import Measure, document
 
@@ -210,8 +211,7 @@ def _our_row(case: Case, runs: Sequence[dict[str, Any]], checks: dict[str, Any])
         "bytes": None,
         "seconds": statistics.median(seconds),
         "cpu_seconds": statistics.median(one["cpu_seconds"] for one in runs),
-        "time_us": statistics.median(seconds) * 1e6,
-        "spread": (max(seconds) - min(seconds)) * 1e6,
+        **median_of("time_us", [1e6 * each for each in seconds]),
         "runs": len(runs),
         **{key: last[key] for key in ("points", "proved", "gaps", "restrictions", "complete", "why_stopped")},
         "deadline_s": case.deadline_s,

@@ -26,7 +26,7 @@ from arborcast.bench.contenders import (
 )
 from arborcast.bench.harness.document import RUNTIME, timed_row
 from arborcast.bench.harness.processes import run_ranks
-from arborcast.bench.harness.script import KEPT, command_line, keep
+from arborcast.bench.harness.script import KEPT, command_line, keep, ranks_and_runs
 from arborcast.bench.harness.turns import MEASURES, UNITS, Sample, beside_gloo, sample
 from arborcast.bench.page.console import print_results
 from arborcast.synth.collective import Kind
@@ -64,7 +64,6 @@ def _arguments() -> argparse.Namespace:
     from arborcast.synth.formats.sizes import parse_size
 
     parser = command_line(__doc__, RESULTS)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8], help="numbers of processes")
     parser.add_argument(
         "--sizes",
         type=parse_size,
@@ -72,7 +71,6 @@ def _arguments() -> argparse.Namespace:
         default=[64 << 10, 1 << 20, 16 << 20, 64 << 20],
         help="of the whole buffer",
     )
-    parser.add_argument("--runs", type=int, default=7, help=f"measured rounds, after {WARM_UPS} warm-ups")
     parser.add_argument(
         "--collectives", nargs="+", choices=COLLECTIVES, default=COLLECTIVES[:2], help="what is measured"
     )
@@ -87,11 +85,7 @@ def _arguments() -> argparse.Namespace:
         default=[0, 1],
         help="0: main threads wait for the calls; 1: they compute in Python meanwhile",
     )
-    arguments = parser.parse_args()
-    if arguments.runs < 5:
-        parser.error(f"--runs {arguments.runs}: a median needs at least 5")
-    if min(arguments.ranks) < 2:
-        parser.error(f"--ranks {min(arguments.ranks)}: must be at least 2")
+    arguments = ranks_and_runs(parser, [4, 8], 7)
     arguments.contenders = [BASELINE, *(name for name in arguments.contenders if name != BASELINE)]
     return arguments
 

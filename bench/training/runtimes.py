@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from arborcast.bench.emulation.machine import real_time
 from arborcast.bench.harness.processes import run_ranks
-from arborcast.bench.harness.turns import in_turns
+from arborcast.bench.harness.turns import in_turns, median_of
 from arborcast.bench.training.laid_out import evenly, laid_out
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ def bubble_rows(*, workers: int = 4, microbatches: int = 8, rounds: int = ROUNDS
             "time_us": statistics.median(times[order]),
             "bubble": statistics.median(bubbles[order]),
             "predicted_bubble": _predicted(setting, order),
-            "ratio": statistics.median(ratios[order]),
-            "spread": max(ratios[order]) - min(ratios[order]),
+            **median_of("ratio", ratios[order]),
         }
         for order in BUBBLE_ORDERS
     ]
@@ -184,8 +183,7 @@ def runtime_rows(
                     "torch_us": torch_us,
                     "samples_per_second": 1e6 * batch / time_us,
                     "torch_samples_per_second": 1e6 * batch / torch_us,
-                    "ratio": statistics.median(ratios),
-                    "spread": max(ratios) - min(ratios),
+                    **median_of("ratio", ratios),
                 }
             )
     return rows
