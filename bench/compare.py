@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -111,8 +112,8 @@ def compare(old: Document, new: Document, *, tolerance: float = TOLERANCE) -> Co
             verdicts.judge(_words(row, keys), row, after[identity], measures)
     return Comparison(
         question=str(new["question"]),
-        worse=tuple(sorted(verdicts.worse, key=_how_much, reverse=True)),
-        better=tuple(sorted(verdicts.better, key=_how_much, reverse=True)),
+        worse=tuple(sorted(verdicts.worse, key=attrgetter("factor"), reverse=True)),
+        better=tuple(sorted(verdicts.better, key=attrgetter("factor"), reverse=True)),
         unchanged=verdicts.unchanged,
         unjudged=verdicts.unjudged,
         vanished=tuple(_words(row, keys) for identity, row in before.items() if identity not in after),
@@ -211,10 +212,6 @@ def _number(row: Row, column: str, words: str) -> float | None:
 def _factor(old: float, new: float) -> float:
     small, large = sorted((abs(old), abs(new)))
     return large / small if small and old * new > 0 else math.inf
-
-
-def _how_much(change: Change) -> float:
-    return change.factor
 
 
 # ---------------------------------------------------------------------------------- what both must share

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arborcast.bench.harness.payload import Payload
+from arborcast.bench.harness.payload import Payload, torch_call
 from arborcast.bench.harness.turns import Sample
 from arborcast.synth.collective import Kind
 
@@ -88,7 +88,16 @@ class Contender:
 
     def call(self, case: Case) -> Call:
         """What does call number i of a sample."""
-        return _group_call(case, self.group)
+        asked = torch_call(
+            Kind(case.collective), case.size_bytes // 4, group=self.group, async_op=case.is_busy
+        )
+
+        def run(buffers: Buffers, i: int) -> None:
+            work = asked(buffers.outputs[i], buffers.given)
+            if work is not None:
+                _compute_until_it_ends(work)
+
+        return run
 
     def count(self, case: Case) -> dict[str, int]:
         """How many calls each path has served so far."""
@@ -117,40 +126,6 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _group_call(case: Case, group: dist.ProcessGroup) -> Call:
-    import torch.distributed as dist
-
-    from arborcast.backends.tensors.torch_compat import all_gather_single, reduce_scatter_single
-
-    def call(buffers: Buffers, i: int) -> None:
-        output, is_root = buffers.outputs[i], group.rank() == 0
-        how: dict[str, Any] = {"group": group, "async_op": case.is_busy}
-        match case.collective:
-            case "allreduce":
-                work = dist.all_reduce(output, **how)
-            case "broadcast":
-                work = dist.broadcast(output, 0, **how)
-            case "allgather":
-                work = all_gather_single(output, buffers.inputs[i], **how)
-            case "reduce":
-                work = dist.reduce(output, 0, **how)
-            case "gather":
-                outputs = list(output.chunk(group.size())) if is_root else None
-                work = dist.gather(buffers.inputs[i], outputs, 0, **how)
-            case "scatter":
-                inputs = list(buffers.inputs[i].chunk(group.size())) if is_root else None
-                work = dist.scatter(output, inputs, 0, **how)
-            case "alltoall":
-                sent, expected = buffers.blocks
-                work = dist.all_to_all_single(output, buffers.inputs[i], expected, sent, **how)
-            case _:
-                work = reduce_scatter_single(output, buffers.inputs[i], **how)
-        if work is not None:
-            _compute_until_it_ends(work)
-
-    return call
-
-
 def _compute_until_it_ends(work: dist.Work) -> None:
     """As a loop in Python does that prepares the next batch: the interpreter is hardly ever free."""
     while not work.is_completed():
@@ -162,15 +137,12 @@ class Buffers:
     """What the calls of one sample work on, filled afresh before each."""
 
     def __init__(self, case: Case, rank: int, ranks: int) -> None:
-        self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self._payload = Payload(Kind(case.collective), case.size_bytes // 4, rank, ranks)
-        self.blocks = self._payload.blocks
+        self.given = self._payload.given
 
     def fill(self, calls: int) -> None:
         """As many buffers as calls, in the state before them."""
-        given = self._payload.given
-        self.inputs = [given] * calls if given.numel() else []  # never written to
         missing = range(len(self.outputs), calls)
         self.outputs = [*self.outputs[:calls], *(self._payload.initial.clone() for _ in missing)]
         for output in self.outputs:

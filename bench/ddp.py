@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from arborcast.bench.contenders import BASELINE, Contender
 from arborcast.bench.harness.document import RUNTIME
 from arborcast.bench.harness.processes import run_ranks
-from arborcast.bench.harness.script import KEPT, command_line, keep
+from arborcast.bench.harness.script import KEPT, command_line, keep, ranks_and_runs
 from arborcast.bench.harness.turns import MEASURES, UNITS, Sample, beside_gloo, sample
 from arborcast.bench.page.console import print_results
 from arborcast.synth.formats.results import TIME, document
 
-HOME = Path(__file__).resolve().parent.parent
 RESULTS = KEPT / "ddp.json"
 CONTENDERS = (BASELINE, "sockets", "shared memory")
 TARGETS = {"sockets": 1.0, "shared memory": 1.2}  # times gloo's speed
@@ -48,17 +46,10 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = command_line(__doc__, RESULTS)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="numbers of processes")
     parser.add_argument(
         "--millions", type=int, nargs="+", default=[10, 50], help="numbers of parameters / 1e6, rounded up"
     )
-    parser.add_argument("--runs", type=int, default=15, help=f"measured rounds, after {WARM_UPS} warm-ups")
-    arguments = parser.parse_args()
-    if arguments.runs < 5:
-        parser.error(f"--runs {arguments.runs}: a median needs at least 5")
-    if min(arguments.ranks) < 2:
-        parser.error(f"--ranks {min(arguments.ranks)}: must be at least 2")
-    return arguments
+    return ranks_and_runs(parser, [2, 4], 15)
 
 
 def _measure(rank: int, layers: int, runs: int) -> dict[str, list[Sample]]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from arborcast.bench.harness.processes import WHOLE, answer
 from arborcast.bench.harness.script import KEPT, command_line, keep
+from arborcast.bench.harness.turns import median_of
 from arborcast.bench.page.console import print_results
 from arborcast.synth.formats.results import Measure, document
 
@@ -198,12 +199,20 @@ def _frontier(what: str, spec: str, kind: str, max_steps: str, deadline: str) ->
 
 def _our_row(case: Case, runs: Sequence[dict[str, Any]], checks: dict[str, Any]) -> dict[str, Any]:
     """Times are medians; all else is what every run of a deterministic search says."""
-    last = runs[-1]
+    last, seconds = runs[-1], [one["seconds"] for one in runs]
     found = {tuple(point) for point in last["points"]}
     agree = all(one["points"] == last["points"] for one in runs)
     return {
-        **_head(case, "pareto"),
-        **_times([(one["seconds"], one["cpu_seconds"]) for one in runs]),
+        "topology": case.spec,
+        "title": case.title,
+        "collective": case.collective,
+        "method": "pareto",
+        "max_steps": case.max_steps,
+        "bytes": None,
+        "seconds": statistics.median(seconds),
+        "cpu_seconds": statistics.median(one["cpu_seconds"] for one in runs),
+        **median_of("time_us", [1e6 * each for each in seconds]),
+        "runs": len(runs),
         **{key: last[key] for key in ("points", "proved", "gaps", "restrictions", "complete", "why_stopped")},
         "deadline_s": case.deadline_s,
         "largest_gap": max(last["gaps"], default=None) if None not in last["gaps"] else None,
@@ -213,22 +222,6 @@ def _our_row(case: Case, runs: Sequence[dict[str, Any]], checks: dict[str, Any])
         "peak_MB": max(one["peak_MB"] for one in runs),
         "verdict": "found",
         "as_expected": agree and checks["verified"] and set(case.expected) <= found,
-    }
-
-
-def _head(case: Case, method: str) -> dict[str, Any]:
-    head = {"topology": case.spec, "title": case.title, "collective": case.collective, "method": method}
-    return head | {"max_steps": case.max_steps, "bytes": None}
-
-
-def _times(times: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    seconds = [wall for wall, _ in times]
-    return {
-        "seconds": statistics.median(seconds),
-        "cpu_seconds": statistics.median(cpu for _, cpu in times),
-        "time_us": statistics.median(seconds) * 1e6,
-        "spread": (max(seconds) - min(seconds)) * 1e6,
-        "runs": len(times),
     }
 
 

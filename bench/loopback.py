@@ -12,7 +12,6 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from arborcast.bench.contenders import (
@@ -25,14 +24,14 @@ from arborcast.bench.contenders import (
     Contender,
     Measured,
 )
-from arborcast.bench.harness.document import RUNTIME
+from arborcast.bench.harness.document import RUNTIME, timed_row
 from arborcast.bench.harness.processes import run_ranks
-from arborcast.bench.harness.script import KEPT, command_line, keep
+from arborcast.bench.harness.script import KEPT, command_line, keep, ranks_and_runs
 from arborcast.bench.harness.turns import MEASURES, UNITS, Sample, beside_gloo, sample
 from arborcast.bench.page.console import print_results
+from arborcast.synth.collective import Kind
 from arborcast.synth.formats.results import TIME, document
 
-HOME = Path(__file__).resolve().parent.parent
 RESULTS = KEPT / "loopback.json"
 WARM_UPS = 2
 SAMPLE_S = 0.020  # one sample repeats short calls for at least this long
@@ -65,7 +64,6 @@ def _arguments() -> argparse.Namespace:
     from arborcast.synth.formats.sizes import parse_size
 
     parser = command_line(__doc__, RESULTS)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8], help="numbers of processes")
     parser.add_argument(
         "--sizes",
         type=parse_size,
@@ -73,7 +71,6 @@ def _arguments() -> argparse.Namespace:
         default=[64 << 10, 1 << 20, 16 << 20, 64 << 20],
         help="of the whole buffer",
     )
-    parser.add_argument("--runs", type=int, default=7, help=f"measured rounds, after {WARM_UPS} warm-ups")
     parser.add_argument(
         "--collectives", nargs="+", choices=COLLECTIVES, default=COLLECTIVES[:2], help="what is measured"
     )
@@ -88,11 +85,7 @@ def _arguments() -> argparse.Namespace:
         default=[0, 1],
         help="0: main threads wait for the calls; 1: they compute in Python meanwhile",
     )
-    arguments = parser.parse_args()
-    if arguments.runs < 5:
-        parser.error(f"--runs {arguments.runs}: a median needs at least 5")
-    if min(arguments.ranks) < 2:
-        parser.error(f"--ranks {min(arguments.ranks)}: must be at least 2")
+    arguments = ranks_and_runs(parser, [4, 8], 7)
     arguments.contenders = [BASELINE, *(name for name in arguments.contenders if name != BASELINE)]
     return arguments
 
@@ -169,25 +162,22 @@ def _target(name: str, case: Case) -> float | None:
 def _row(ranks: int, case: Case, name: str, found: dict[str, Measured]) -> dict[str, Any]:
     samples = found[name].samples
     compared = beside_gloo(found[BASELINE].samples, samples, _target(name, case))
-    algbw = case.size_bytes / compared["time_us"] / 1e3
-    factor = {"allreduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0}.get(
-        case.collective, (ranks - 1) / ranks
-    )
+    kind = Kind(case.collective)
     return {
-        "topology": f"full:{ranks}",
-        "ranks": ranks,
-        "collective": case.collective,
+        **timed_row(
+            topology=f"full:{ranks}",
+            ranks=ranks,
+            collective=kind,
+            root=0 if kind.has_root else None,
+            method=name,
+            size_bytes=case.size_bytes,
+            times_us=[1e6 * each.seconds for each in samples],
+        ),
         "main_thread": "computes" if case.is_busy else "waits",
-        "method": name,
         "served_by": found[name].served_by,
         "explanation": found[name].explanation,
-        "bytes": case.size_bytes,
         **compared,
-        "algbw": algbw,
-        "busbw": algbw * factor,
         "calls_per_sample": samples[-1].calls,
-        "share_of_optimum": None,
-        "share_of_nominal": None,
     }
 
 

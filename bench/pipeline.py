@@ -13,7 +13,7 @@ gave, loss curves, divided steps and layers that sleep is in `docs/explanation/f
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,28 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.formats.results import Measure, document
 
 HOME = Path(__file__).resolve().parent
+Found = dict[str, Any]
 TORCH = ("arborcast", "numpy", "torch")
+STEPS = {
+    "time_us": "of the slowest rank, a whole step with its update; median over the runs",
+    "error": "|predicted - measured| / measured",
+    "error_spread": "what the spread of the measured time moves it by",
+}
+OF_PREDICTIONS: dict[str, Any] = {"target": 0.2, "target_of_median": 0.1}
+"""Of all errors beyond what repeats differ by, and of the median error."""
 
 
-def models(quick: bool) -> dict[str, Any]:
+def _document(
+    question: str, rows: list[dict[str, Any]], *, packages: Sequence[str] = (), **more: Any
+) -> Found:
+    return document(question, rows, packages=(*TORCH, *packages), code=TRAINING, **more)
+
+
+def models(quick: bool) -> Found:
     """Models of libraries cut in two and in four."""
     from arborcast.bench.training.in_stages import LIMIT, rows_of_all
 
-    return document(
+    return _document(
         "Which models train in stages as in one piece, unmodified?",
         rows_of_all(most=4, steps=3) if quick else rows_of_all(),
         keys=("model", "stages"),
@@ -43,40 +57,33 @@ def models(quick: bool) -> dict[str, Any]:
             "microbatches": "1 for a model with batch norm, which normalises each",
             "legal_cuts": "places where the graph may be cut",
         },
-        packages=(*TORCH, "transformers", "torchvision", "timm"),
-        code=TRAINING,
+        packages=("transformers", "torchvision", "timm"),
         limit=LIMIT,
     )
 
 
-def prediction(quick: bool) -> dict[str, Any]:
+def prediction(quick: bool) -> Found:
     """Predicted against measured time of steps of real models."""
     from arborcast.bench.training.two_ranks import RANKS, SUBJECTS, step_rows
 
     subjects = SUBJECTS[:1] if quick else SUBJECTS
-    return document(
+    return _document(
         "How far is the predicted time of a step from the measured one?",
         [row for it in subjects for row in step_rows(it, turns=2 if quick else 5)],
         keys=("model", "plan"),
         measures={"error": Measure("less", "error_spread")},
-        units={
-            "time_us": "of the slowest rank, a whole step with its update; median over the runs",
-            "error": "|predicted - measured| / measured",
-            "error_spread": "what the spread of the measured time moves it by",
-        },
-        packages=(*TORCH, "transformers"),
-        code=TRAINING,
+        units=STEPS,
+        packages=("transformers",),
         ranks=RANKS,
-        target=0.2,
-        target_of_median=0.1,
+        **OF_PREDICTIONS,
     )
 
 
-def planner(quick: bool) -> dict[str, Any]:
+def planner(quick: bool) -> Found:
     """The planner's own time."""
     from arborcast.bench.training.planner_time import planner_rows
 
-    return document(
+    return _document(
         "How long does planning take?",
         planner_rows(runs=1 if quick else 5),
         keys=("topology", "layers", "limit_bytes"),
@@ -88,15 +95,14 @@ def planner(quick: bool) -> dict[str, Any]:
             "seconds": "from profile and topology to plan; the median over processes",
             "first_seconds": "of the first plan of a process, which loads compiled kernels",
         },
-        code=TRAINING,
     )
 
 
-def intra(quick: bool) -> dict[str, Any]:
+def intra(quick: bool) -> Found:
     """How long it takes to divide the operators of deep models."""
     from arborcast.bench.training.sharded import TIMED, time_rows
 
-    return document(
+    return _document(
         "How long does planning inside a stage take?",
         time_rows(TIMED[:1] if quick else TIMED),
         keys=("topology", "layers"),
@@ -107,37 +113,35 @@ def intra(quick: bool) -> dict[str, Any]:
             "program_seconds": "CPU time of the program of the best mesh once more, its prices known",
             "seconds": "elapsed",
         },
-        packages=TORCH,
-        code=TRAINING,
     )
 
 
-def testbed(quick: bool) -> dict[str, Any]:
+def testbed(quick: bool) -> Found:
     """A training step on emulated links."""
     from arborcast.bench.emulation.machine import check_machine
     from arborcast.bench.training.testbed_step import CASES, step_rows
 
     check_machine()
     cases = CASES[:1] if quick else CASES
-    return document(
-        "What do synthesized allreduces give a training step on real links?",
-        [row for case in cases for row in step_rows(case, steps=2 if quick else 8)],
-        keys=("topology", "replicas", "collectives"),
+    return _document(
+        "What do synthesized allreduces give a training step on real links, and how far are predictions off?",
+        [row for case in cases for row in step_rows(case, turns=2 if quick else 5)],
+        keys=("topology", "replicas", "order", "collectives"),
         measures={
             "time_us": Measure("less", "spread"),
+            "error": Measure("less", "error_spread"),
             "times_faster_than_gloo": Measure("more", follows="time_us"),
         },
-        units={"time_us": "of the slowest rank, a whole step with its update; median over the runs"},
-        packages=TORCH,
-        code=TRAINING,
+        units=STEPS,
+        **OF_PREDICTIONS,
     )
 
 
-def bubbles(quick: bool) -> dict[str, Any]:
+def bubbles(quick: bool) -> Found:
     """How much of a step ranks wait, with layers that sleep."""
     from arborcast.bench.training.runtimes import bubble_rows
 
-    return document(
+    return _document(
         "How much of 1F1B's bubble do other orders leave?",
         bubble_rows(rounds=2) if quick else bubble_rows(),
         keys=("order", "ranks", "microbatches"),
@@ -148,17 +152,15 @@ def bubbles(quick: bool) -> dict[str, Any]:
             "predicted_bubble": "the same by the simulator",
             "ratio": "bubble over that of 1F1B in the same round; the median",
         },
-        packages=TORCH,
-        code=TRAINING,
         target=0.6,
     )
 
 
-def runtimes(quick: bool) -> dict[str, Any]:
+def runtimes(quick: bool) -> Found:
     """Steps of the trainer and of torch.distributed.pipelining or DDP, in turns."""
     from arborcast.bench.training.runtimes import runtime_rows
 
-    return document(
+    return _document(
         "Is a step as fast as that of torch's own schedule for the same plan?",
         runtime_rows(rounds=2) if quick else runtime_rows(),
         keys=("order", "ranks", "microbatches", "collectives"),
@@ -168,17 +170,15 @@ def runtimes(quick: bool) -> dict[str, Any]:
             "torch_us": "likewise of torch's schedule, or of DDP over gloo",
             "ratio": "our time over torch's in the same round; the median",
         },
-        packages=TORCH,
-        code=TRAINING,
         target=1.0,
     )
 
 
-def memory(quick: bool) -> dict[str, Any]:
+def memory(quick: bool) -> Found:
     """The memory of ranks, beside what their plan says."""
     from arborcast.bench.training.two_ranks import SUBJECTS, memory_rows
 
-    return document(
+    return _document(
         "Does a rank need as much memory as its plan says?",
         [row for it in (SUBJECTS[:1] if quick else SUBJECTS) for row in memory_rows(it)],
         keys=("model", "plan", "rank"),
@@ -189,13 +189,12 @@ def memory(quick: bool) -> dict[str, Any]:
             "ratio": "of the two",
             "off": "by how much that is not 1",
         },
-        packages=(*TORCH, "transformers"),
-        code=TRAINING,
+        packages=("transformers",),
         limit=0.1,
     )
 
 
-PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
+PARTS: Mapping[str, Callable[[bool], Found]] = {
     "models": models,
     "prediction": prediction,
     "planner": planner,

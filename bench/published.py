@@ -19,10 +19,11 @@ from functools import cached_property
 from typing import Any
 
 from arborcast.bench.harness.script import KEPT, command_line, keep
+from arborcast.bench.page.console import print_results
 from arborcast.synth.api import approach
 from arborcast.synth.baselines import solve_baseline
 from arborcast.synth.bounds import bound
-from arborcast.synth.cli.console import print_lines, table
+from arborcast.synth.cli.console import print_lines
 from arborcast.synth.collective import Collective, bandwidths
 from arborcast.synth.errors import CollectiveError, InfeasibleError
 from arborcast.synth.formats.results import Measure, document
@@ -285,25 +286,13 @@ def main() -> None:
     arguments = parser.parse_args()
     published = rows()
     listed = judged(published)
-    shown = [
-        (
-            f"{row['topology']}{'[' + row['ranks'] + ']' if row['ranks'] else ''}",
-            row["collective"],
-            row["by"] or "library",
-            row["medium"] + {True: " adds", False: "", None: ""}[row["adds"]],
-            f"{row['bytes']}",
-            f"{row['measured_us']:.4g}",
-            f"{row['priced_us']:.4g}",
-            f"{row['error']:+.0%}",
-        )
-        for row in listed
-    ]
-    titles = ("machine", "collective", "by", "medium", "bytes", "measured us", "priced us", "error")
     errors = [abs(row["error"]) for row in listed]
     found = fit([one for row in published if (one := told(row)) is not None])
+    question = "How far are prices from what others measured?"
+    results = document(question, listed, keys=KEYS, measures={"priced_us": Measure("less")}, units=UNITS)
+    print_results(results, "medium", "adds", "error")
     print_lines(
         [
-            *table(titles, shown, left=4),
             "",
             f"median error {statistics.median(errors):.1%}, {sum(error > 0.4 for error in errors)} of "
             f"{len(errors)} beyond 40 %",
@@ -314,9 +303,7 @@ def main() -> None:
             ),
         ]
     )
-    question = "How far are prices from what others measured?"
-    measures = {"priced_us": Measure("less")}
-    keep(arguments.json, document(question, listed, keys=KEYS, measures=measures, units=UNITS))
+    keep(arguments.json, results)
 
 
 if __name__ == "__main__":

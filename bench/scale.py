@@ -20,6 +20,7 @@ from typing import Any
 
 from arborcast.bench.harness.processes import answer
 from arborcast.bench.harness.script import KEPT, command_line, keep
+from arborcast.bench.harness.turns import median_of
 from arborcast.bench.page.console import print_results
 from arborcast.bench.scaling import cases
 from arborcast.bench.scaling.cases import Case
@@ -97,7 +98,7 @@ def _row(case: Case, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     counted = (
         parts.get("solve_seconds", math.inf) if case.method == cases.REPAIR else statistics.median(seconds)
     )
-    kept = within(case, counted, max(answer["peak_MB"] for answer in answers), first)
+    peak = max(answer["peak_MB"] for answer in answers)
     return {
         "topology": case.spec,
         "title": case.title,
@@ -108,14 +109,13 @@ def _row(case: Case, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "verified": _verified(case),
         "target_seconds": case.target_s,
         "target_MB": case.target_MB,
-        "kept": kept,
+        "kept": within(case, counted, peak, first),
         "timed_out": False,
         **first,
         **parts,
-        "seconds": statistics.median(seconds),
-        "spread": max(seconds) - min(seconds),
+        **median_of("seconds", seconds),
         "runs": len(answers),
-        "peak_MB": max(answer["peak_MB"] for answer in answers),
+        "peak_MB": peak,
     }
 
 

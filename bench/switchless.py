@@ -13,10 +13,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from arborcast import topologies
@@ -26,6 +27,7 @@ from arborcast.bench.emulation.network import emulate
 from arborcast.bench.emulation.plan import EmulationPlan, at_rates, plan_emulation
 from arborcast.bench.emulation.processes import run_inside
 from arborcast.bench.harness.document import RUNTIME, timed_row
+from arborcast.bench.harness.payload import Payload, torch_call
 from arborcast.bench.harness.script import KEPT, command_line, keep, one_line
 from arborcast.bench.page.console import print_results
 from arborcast.synth.bounds import bound
@@ -86,7 +88,6 @@ def run_calls(
     Raises:
         RuntimeError: a result is wrong.
     """
-    import torch
     import torch.distributed as dist
 
     from arborcast.backends import Options
@@ -101,28 +102,19 @@ def run_calls(
     found: Timed = []
     for kind in KINDS:
         for nbytes in sizes:
-            count = nbytes // 4 // size
+            count = nbytes // 4 // size * size
+            payload, asked = Payload(kind, count, rank, size), torch_call(kind, count)
             seconds = []
             for turn in range(runs + 1):  # the first one warms up
-                mine = torch.full((count * (1 if kind is Kind.ALLGATHER else size),), float(rank + 1))
-                whole = torch.empty(count * size)
-                seconds.append(_timed(store, f"{kind}/{nbytes}/{turn}", rank, kind, mine, whole))
-                got = whole if kind is Kind.ALLGATHER else mine
-                if not torch.equal(got, _expected(kind, count, size)):
-                    raise RuntimeError(f"{backend}, {kind} of {nbytes} bytes: wrong on rank {rank}")
+                output = payload.initial.clone()
+                call = partial(asked, output, payload.given)
+                seconds.append(_timed(store, f"{kind}/{nbytes}/{turn}", rank, call))
+                payload.check(output, f"{backend}, {kind} of {nbytes} bytes: rank {rank}")
             found.append(seconds[1:])
     return found
 
 
-def _expected(kind: Kind, count: int, size: int) -> Any:
-    import torch
-
-    if kind is Kind.ALLGATHER:
-        return torch.arange(1.0, size + 1).repeat_interleave(count)
-    return torch.full((count * size,), size * (size + 1) / 2 if kind is Kind.ALLREDUCE else 1.0)
-
-
-def _timed(store: Any, key: str, rank: int, kind: Kind, mine: Any, whole: Any) -> float:
+def _timed(store: Any, key: str, rank: int, call: Callable[[], object]) -> float:
     """Seconds from an instant at which all ranks begin to this rank's end."""
     import torch.distributed as dist
 
@@ -132,12 +124,7 @@ def _timed(store: Any, key: str, rank: int, kind: Kind, mine: Any, whole: Any) -
     begin = float(store.get(key))
     while time.monotonic() < begin:
         pass
-    if kind is Kind.ALLREDUCE:
-        dist.all_reduce(mine)
-    elif kind is Kind.ALLGATHER:
-        dist.all_gather_into_tensor(whole, mine)
-    else:
-        dist.broadcast(mine, 0)
+    call()
     return time.monotonic() - begin
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from arborcast.bench.harness.processes import HOME, WHOLE, answer, run
 from arborcast.bench.harness.script import KEPT, command_line, keep
+from arborcast.bench.harness.turns import median_of
 from arborcast.bench.page.console import print_results
 from arborcast.synth.formats.results import Measure, document
 
@@ -118,24 +119,20 @@ def _row(case: Case) -> dict[str, Any]:
     found = answer([str(Path(__file__).resolve()), *child], CHILD_LIMIT_S)
     if found.pop("timed_out", False):
         raise SystemExit(f"{case.title}, {case.method}: over {CHILD_LIMIT_S} s")
-    row = _summary(
-        case.title, case.spec, case.method, {name: found[name] for name in found if name not in WHOLE}
-    )
-    return row | {"collective": case.collective}
+    return _summary(case, {name: found[name] for name in found if name not in WHOLE})
 
 
-def _summary(title: str, spec: str, method: str, found: dict[str, Any]) -> dict[str, Any]:
+def _summary(case: Case, found: dict[str, Any]) -> dict[str, Any]:
     seconds, cpu_seconds = found.pop("seconds"), found.pop("cpu_seconds")
     return {
-        "topology": spec,
-        "title": title,
-        "collective": "allgather",
-        "method": method,
+        "topology": case.spec,
+        "title": case.title,
+        "collective": case.collective,
+        "method": case.method,
         "bytes": None,
         "seconds": statistics.median(seconds),
         "cpu_seconds": statistics.median(cpu_seconds),
-        "time_us": statistics.median(seconds) * 1e6,
-        "spread": (max(seconds) - min(seconds)) * 1e6,
+        **median_of("time_us", [1e6 * each for each in seconds]),
         "runs": len(seconds),
         **found,
     }
@@ -192,9 +189,8 @@ def _start_up_row() -> dict[str, Any]:
         "cpu_seconds": [done.cpu_seconds for done in counted],
         "peak_MB": max(done.peak_MB for done in counted),
     }
-    found |= {"ranks": 8, "trees": None, "height": None}
-    row = _summary("synth bound dgx1 allreduce", "dgx1", "whole process", found)
-    return row | {"collective": "allreduce"}
+    asked = Case("synth bound dgx1 allreduce", "dgx1", "whole process", collective="allreduce")
+    return _summary(asked, found | {"ranks": 8, "trees": None, "height": None})
 
 
 def _peak_megabytes() -> float:

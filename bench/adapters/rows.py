@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from arborcast.bench.adapters.answer import Algorithm, Answer, Question
+from arborcast.bench.harness.turns import median_of
 from arborcast.synth.simulation.simulator import sweep
 from arborcast.synth.verification.verifier import verify
 
@@ -42,18 +43,15 @@ def _row(question: Question, method: str) -> dict[str, Any]:
 
 def timing_of(answers: Sequence[Answer]) -> dict[str, Any]:
     """The columns of time over the runs of a contender; its last run says how it ended."""
-    seconds = [answer.finished.seconds for answer in answers]
-    cpu_seconds = [answer.finished.cpu_seconds for answer in answers]
+    finished = [answer.finished for answer in answers]
     calls = [answer.call_seconds for answer in answers if answer.call_seconds is not None]
     return {
         "verdict": answers[-1].verdict,
         "why": answers[-1].why,
-        "seconds": statistics.median(seconds),
-        "seconds_spread": max(seconds) - min(seconds),
-        "cpu_seconds": statistics.median(cpu_seconds),
-        "cpu_spread": max(cpu_seconds) - min(cpu_seconds),
+        **median_of("seconds", [each.seconds for each in finished], "seconds_spread"),
+        **median_of("cpu_seconds", [each.cpu_seconds for each in finished], "cpu_spread"),
         "call_seconds": statistics.median(calls) if calls else None,
-        "peak_MB": max(answer.finished.peak_MB for answer in answers),
+        "peak_MB": max(each.peak_MB for each in finished),
         "runs": len(answers),
     }
 

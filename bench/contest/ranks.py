@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from arborcast.bench.contest.contenders import Contender
-from arborcast.bench.harness.payload import Payload
+from arborcast.bench.harness.payload import Payload, torch_call
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Schedule
 
@@ -153,15 +154,17 @@ class Participant:
                     found[index].append(seen)
         return found
 
-    def call(self, contender: Contender) -> Callable[[], None]:
+    def call(self, contender: Contender) -> Callable[[], object]:
         """What one run of a contender calls."""
         if contender.schedule is None:
-            return self._by_gloo()
+            collective, data = self.order.collective, self.data
+            asked = torch_call(collective.kind, self.order.elements, collective.root)
+            return partial(asked, data.output, data.given)
         if contender.by_messages:
             return self._by_messages(contender.schedule)
         return self._by_engine(contender, contender.schedule)
 
-    def timed(self, call: Callable[[], None], what: str) -> Round:
+    def timed(self, call: Callable[[], object], what: str) -> Round:
         """One run, after which the data are checked."""
         import torch.distributed as dist
 
@@ -188,22 +191,7 @@ class Participant:
         dist.broadcast(at, 0)
         return at.item()
 
-    def _by_gloo(self) -> Callable[[], None]:
-        import torch.distributed as dist
-
-        from arborcast.backends.tensors.torch_compat import all_gather_single
-
-        data, root = self.data, self.order.collective.root
-        match self.order.collective.kind:
-            case Kind.ALLREDUCE:
-                return lambda: _done(dist.all_reduce(data.output))
-            case Kind.BROADCAST:
-                assert root is not None, "a broadcast has a root"
-                return lambda: _done(dist.broadcast(data.output, root))
-            case _:
-                return lambda: _done(all_gather_single(data.output, data.given))
-
-    def _by_engine(self, contender: Contender, schedule: Schedule) -> Callable[[], None]:
+    def _by_engine(self, contender: Contender, schedule: Schedule) -> Callable[[], object]:
         import torch
         import torch.distributed as dist
 
@@ -232,7 +220,7 @@ class Participant:
 
         return call
 
-    def _by_messages(self, schedule: Schedule) -> Callable[[], None]:
+    def _by_messages(self, schedule: Schedule) -> Callable[[], object]:
         from arborcast.backends import Executor
 
         data, executor = self.data, Executor(schedule, pieces=pieces_of(schedule, self.order))
@@ -299,7 +287,3 @@ def _processors() -> tuple[float, float]:
     line = Path("/proc/stat").read_text().split("\n", 1)[0]
     user, nice, system, idle, waiting, *stolen = (int(word) for word in line.split()[1:9])
     return (nice + idle + waiting) / 100, (user + nice + system + idle + waiting + sum(stolen)) / 100
-
-
-def _done(_: Any) -> None:
-    """Torch's calls return work that is done."""

@@ -59,7 +59,7 @@ def run_inside(
             for rank in range(plan.topology.ranks)
         ]
         with started(_PROCESSES, _main, values) as (_, pipes):
-            return collect(pipes, timeout_s, _failure)
+            return collect(pipes, timeout_s, EmulationError)
 
 
 @contextmanager
@@ -70,13 +70,6 @@ def _shared_file() -> Iterator[str]:
         yield f"/proc/{os.getpid()}/fd/{descriptor}"
     finally:
         os.close(descriptor)
-
-
-def _failure(words: str, more: str | None) -> EmulationError:
-    error = EmulationError(words)
-    if more is not None:
-        error.add_note(more)
-    return error
 
 
 def _main(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from arborcast.synth.collective import Kind
 
@@ -76,6 +77,40 @@ class Payload:
             wrong = int((output != self.expected).nonzero()[0])
             due, got = self.expected[wrong].item(), output[wrong].item()
             raise RuntimeError(f"{what}: element {wrong} must be {due:g}, got {got:g}")
+
+
+def torch_call(
+    kind: Kind, elements: int, root: int | None = 0, **how: Any
+) -> Callable[[Tensor, Tensor], Any]:
+    """What calls torch's collective on an output and on what a rank gives beside it.
+
+    Args:
+        kind: of the collective.
+        elements: of the whole buffer.
+        root: of kinds that have one.
+        how: its group, and whether it is asynchronous.
+    """
+    import torch.distributed as dist
+
+    from arborcast.backends.tensors.torch_compat import all_gather_single, reduce_scatter_single
+
+    rank, size = dist.get_rank(how.get("group")), dist.get_world_size(how.get("group"))
+    sent, received = uneven_blocks(elements, rank, size)
+
+    def parts(whole: Tensor) -> list[Tensor] | None:
+        return list(whole.chunk(size)) if rank == root else None
+
+    calls: dict[Kind, Callable[[Tensor, Tensor], Any]] = {
+        Kind.ALLREDUCE: lambda output, _: dist.all_reduce(output, **how),
+        Kind.BROADCAST: lambda output, _: dist.broadcast(output, root, **how),
+        Kind.ALLGATHER: lambda output, given: all_gather_single(output, given, **how),
+        Kind.REDUCE_SCATTER: lambda output, given: reduce_scatter_single(output, given, **how),
+        Kind.REDUCE: lambda output, _: dist.reduce(output, root, **how),
+        Kind.GATHER: lambda output, given: dist.gather(given, parts(output), root, **how),
+        Kind.SCATTER: lambda output, given: dist.scatter(output, parts(given), root, **how),
+        Kind.ALLTOALL: lambda output, given: dist.all_to_all_single(output, given, received, sent, **how),
+    }
+    return calls[kind]
 
 
 def uneven_blocks(elements: int, rank: int, ranks: int) -> tuple[list[int], list[int]]:

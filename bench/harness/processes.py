@@ -201,15 +201,13 @@ def _begin(
     main(pipe, *arguments)
 
 
-def collect(
-    pipes: Sequence[Connection], timeout_s: float, fail: Callable[[str, Any], BaseException]
-) -> list[Any]:
+def collect(pipes: Sequence[Connection], timeout_s: float, kind: type[Exception] = RuntimeError) -> list[Any]:
     """The value of each rank; the first that fails ends the wait for the others.
 
     Args:
         pipes: by rank; each process sends (None, value), or (its failure in one line, more about it).
         timeout_s: for all of them together.
-        fail: makes the error to raise of a line that names the rank and of what more the rank said, or None.
+        kind: of the error that is raised: a line that names the rank, and a note with what more it said.
     """
     answers: dict[int, Any] = {}
     end = time.monotonic() + timeout_s
@@ -218,16 +216,18 @@ def collect(
         ready = wait(waiting, max(0.0, end - time.monotonic()))
         if not ready:
             missing = [rank for rank in range(len(pipes)) if rank not in answers]
-            raise fail(f"ranks {missing} did not finish within {timeout_s:g} s", None)
+            raise kind(f"ranks {missing} did not finish within {timeout_s:g} s")
         for pipe in ready:
             assert isinstance(pipe, Connection)
             rank = pipes.index(pipe)
             try:
                 failure, answers[rank] = pipe.recv()
             except (EOFError, ConnectionError):
-                raise fail(f"rank {rank} ended without an answer", None) from None
+                raise kind(f"rank {rank} ended without an answer") from None
             if failure:
-                raise fail(f"rank {rank}: {failure}", answers[rank])
+                error = kind(f"rank {rank}: {failure}")
+                error.add_note(answers[rank])
+                raise error
     return [answers[rank] for rank in range(len(pipes))]
 
 
@@ -255,11 +255,7 @@ def run_ranks(
     with tempfile.TemporaryDirectory() as folder:
         common = (size, f"{folder}/store", timeout_s, within, function, arguments)
         with started(context, _main, [(rank, *common) for rank in range(size)]) as (_, pipes):
-            return collect(pipes, timeout_s, _failure)
-
-
-def _failure(words: str, more: str | None) -> RuntimeError:
-    return RuntimeError(words if more is None else f"{words}\n{more}")
+            return collect(pipes, timeout_s)
 
 
 def _main(

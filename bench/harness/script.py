@@ -33,6 +33,18 @@ def command_line(about: str | None, results: Path | None = None) -> argparse.Arg
     return parser
 
 
+def ranks_and_runs(parser: argparse.ArgumentParser, ranks: list[int], runs: int) -> argparse.Namespace:
+    """Read the command line, with options for numbers of local ranks and of rounds, at least 2 and 5."""
+    parser.add_argument("--ranks", type=int, nargs="+", default=ranks, help="numbers of processes")
+    parser.add_argument("--runs", type=int, default=runs, help="measured rounds, after those that warm up")
+    arguments = parser.parse_args()
+    if arguments.runs < 5:
+        parser.error(f"--runs {arguments.runs}: a median needs at least 5")
+    if min(arguments.ranks) < 2:
+        parser.error(f"--ranks {min(arguments.ranks)}: must be at least 2")
+    return arguments
+
+
 def keep(path: Path | None, found: Mapping[str, Any], *, is_part: bool = False) -> None:
     """Write a results file and say so.
 

@@ -35,6 +35,11 @@ class Sample:
     calls: int
 
 
+def median_of(name: str, values: Sequence[float], spread: str = "spread") -> dict[str, float]:
+    """A column with the median of the runs, and one with the largest less the smallest of them."""
+    return {name: statistics.median(values), spread: max(values) - min(values)}
+
+
 def sample(work: Callable[[], None], calls: int = 1) -> Sample:
     """What one of so many calls takes; all ranks of the default group do this, and get the same."""
     import torch
@@ -77,6 +82,20 @@ def in_turns(
     return seconds, last
 
 
+def beside_prediction(predicted_us: float, seconds: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """The part of a row that compares a predicted time with those of each rank, which end with the last."""
+    times = [1e6 * max(each) for each in zip(*seconds, strict=True)]
+    found = median_of("time_us", times)
+    time_us, spread = found.values()
+    return {
+        "predicted_us": predicted_us,
+        **found,
+        "runs": len(times),
+        "error": abs(predicted_us / time_us - 1),
+        "error_spread": predicted_us * spread / time_us**2,  # d(p / t) = p * d(t) / t**2
+    }
+
+
 def beside_gloo(gloo: Sequence[Sample], samples: Sequence[Sample], target: float | None) -> dict[str, Any]:
     """The part of a row that compares one contender with gloo, round by round.
 
@@ -91,8 +110,7 @@ def beside_gloo(gloo: Sequence[Sample], samples: Sequence[Sample], target: float
     savings = [base.cpu_seconds / sample.cpu_seconds for base, sample in pairs]
     speed = statistics.median(ratios)
     return {
-        "time_us": statistics.median(seconds) * 1e6,
-        "spread": (max(seconds) - min(seconds)) * 1e6,
+        **median_of("time_us", [1e6 * each for each in seconds]),
         "cpu_us": statistics.median(sample.cpu_seconds for sample in samples) * 1e6,
         "times_gloo": speed,
         "times_gloo_spread": [min(ratios), max(ratios)],

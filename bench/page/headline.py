@@ -219,6 +219,7 @@ TARGETS: Mapping[str, tuple[str, Callable[[Document], list[bool | None]]]] = {
     "ddp": ("one machine", _column("met")),
     "pipeline_memory": ("memory of ranks", _at_most("off", "limit")),
     "pipeline_prediction": ("predicted steps", _at_most("error", "target", "error_spread")),
+    "pipeline_testbed": ("predicted steps", _at_most("error", "target", "error_spread")),
     "pipeline_planner": ("planning", _at_most("seconds", "target_s")),
     "pipeline_intra": ("planning", _at_most("cpu_seconds", "target_s")),
 }

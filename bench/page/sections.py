@@ -6,7 +6,7 @@ table of `SECTIONS`. All figures come from the results.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from arborcast.bench.page.contest import Case, cases
@@ -349,8 +349,8 @@ def _memory(document: Document) -> Table:
     )
 
 
-def _prediction(document: Document) -> Table:
-    """A line per plan, a column per model."""
+def _predicted(document: Document) -> Callable[[Sequence[Row]], str]:
+    """A cell: predicted and measured time of the first row, and the error, marked where it misses."""
     target = number(document.get("target"))
 
     def cell(rows: Sequence[Row]) -> str:
@@ -360,7 +360,12 @@ def _prediction(document: Document) -> Table:
         late = rows[0].figure("error") > target + rows[0].figure("error_spread")
         return f"{both}, {percent(rows[0].figure('error'))}{' (missed)' if late else ''}"
 
-    return pivot(columns("plan"), ("plan",), "model", cell)(document)
+    return cell
+
+
+def _prediction(document: Document) -> Table:
+    """A line per plan, a column per model."""
+    return pivot(columns("plan"), ("plan",), "model", _predicted(document))(document)
 
 
 def _errors(document: Document) -> str:
@@ -375,20 +380,22 @@ def _errors(document: Document) -> str:
 
 def _steps(document: Document) -> Table:
     """A line per topology and plan."""
+    cell = _predicted(document)
 
-    def of(collectives: str, name: str) -> Column:
-        return lambda rows: column(name)(first(rows, collectives=collectives))
+    def by(collectives: str) -> Column:
+        return lambda rows: cell([row for row in rows if row.get("collectives") == collectives])
 
     return table(
         {
-            "topology": lambda rows: rows[0].text("topology"),
+            **of_each("topology", lambda rows: rows[0]),
             "stages": lambda rows: _shape(rows[0]),
+            "order": lambda rows: _order(rows[0]),
             ">largest gradients": lambda rows: column("gradient_bytes")(rows[0]),
-            ">step, synthesized": of("synth", "time_us"),
-            ">step, gloo": of("gloo", "time_us"),
-            ">times as fast": of("synth", "times_faster_than_gloo"),
+            ">synthesized": by("synth"),
+            ">gloo": by("gloo"),
+            ">times as fast": lambda rows: column("times_faster_than_gloo")(first(rows, collectives="synth")),
         },
-        groups(document.rows, "topology", _shape),
+        groups(document.rows, "topology", _shape, "order"),
     )
 
 
@@ -598,10 +605,12 @@ SECTIONS: tuple[Section, ...] = (
         "A training step on emulated links",
         "measured on emulated links",
         _TRAINING + "testbed",
-        "Whole steps on rate-limited links, forward to update. The same plan, model and messages between "
-        "stages; only the allreduce of the gradients among the replicas of a stage is a synthesized "
-        "schedule or gloo's. Both take turns in the same processes.",
+        "Whole steps on rate-limited links, forward to update, by layers that sleep, so that ranks do not "
+        "wait for each other's cores: predicted / measured time, and the error, as in the section before. "
+        "Of one plan only the allreduce of the gradients among the replicas of a stage differs, a "
+        "synthesized schedule or gloo's. All plans of a topology take turns in the same processes.",
         _steps,
+        _errors,
     ),
     Section(
         "pipeline_bubbles",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 SYMMETRIC, WRITTEN_OUT, REPAIR, PARTLY = "symmetric", "written out", "repair", "partly symmetric"
 SEARCHED, GROUPS = "symmetry searched", "groups"
+BOXES, A100 = "128x8 A100", "dgx-a100:boxes=128"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +49,14 @@ class Case:
 def targets() -> Iterator[Case]:
     """What was promised, and the same for allreduce where the promise names no kind."""
     for kind in ("allgather", "allreduce"):
-        yield Case("128x8 A100", "dgx-a100:boxes=128", kind, every_translate=True, target_s=2)
+        yield Case(BOXES, A100, kind, every_translate=True, target_s=2)
         yield Case("512x8 A100", "dgx-a100:boxes=512", kind, target_s=5)
         yield Case("torus 32x32", "torus:32x32", kind, every_translate=True, target_s=3)
         yield Case("torus 8x8x16", "torus:8x8x16", kind, every_translate=True, target_s=3)
-        yield Case("128x8 A100", "dgx-a100:boxes=128", kind, WRITTEN_OUT, target_s=30, target_MB=3000, runs=1)
+        yield Case(BOXES, A100, kind, WRITTEN_OUT, target_s=30, target_MB=3000, runs=1)
         yield Case("torus 32x32", "torus:32x32", kind, WRITTEN_OUT, target_s=120, runs=1)
-        yield Case(
-            "128x8 A100, 150 GPUs gone",
-            "dgx-a100:boxes=128",
-            kind,
-            WRITTEN_OUT,
-            faults="ranks:150:0",
-            target_s=20,
-            runs=1,
-        )
-        yield Case(
-            "128x8 A100, a link gone",
-            "dgx-a100:boxes=128",
-            kind,
-            REPAIR,
-            faults="link:0-fabric0",
-            target_s=5,
-            runs=1,
-        )
+        yield Case(f"{BOXES}, 150 GPUs gone", A100, kind, WRITTEN_OUT, "ranks:150:0", target_s=20, runs=1)
+        yield Case(f"{BOXES}, a link gone", A100, kind, REPAIR, "link:0-fabric0", target_s=5, runs=1)
         yield Case("torus 32x32, a link gone", "torus:32x32", kind, REPAIR, "link:0-1", target_s=5, runs=1)
     yield Case("torus 8x8x8", "torus:8x8x8", "alltoall", target_s=60, runs=1)
     for title, spec, kind, mesh in (
@@ -93,19 +78,11 @@ def others() -> Iterator[Case]:
         for kind in ("allgather", "allreduce"):
             yield Case(title, spec, kind, every_translate=True, runs=1)
     for kind in ("allgather", "allreduce"):
-        yield Case(
-            "128x8 A100, 150 GPUs and 20 links gone",
-            "dgx-a100:boxes=128",
-            kind,
-            WRITTEN_OUT,
-            faults="both:150:20:0",
-            target_s=60,
-            runs=1,
-        )
-        for title, spec in (("128x8 A100", "dgx-a100:boxes=128"), ("torus 32x32", "torus:32x32")):
-            faults = "both:2:2:0"
+        title = f"{BOXES}, 150 GPUs and 20 links gone"
+        yield Case(title, A100, kind, WRITTEN_OUT, "both:150:20:0", target_s=60, runs=1)
+        for title, spec in ((BOXES, A100), ("torus 32x32", "torus:32x32")):
             name = f"{title}, 2 GPUs and 2 links gone"
-            yield Case(name, spec, kind, PARTLY, faults=faults, target_s=60, runs=1)
+            yield Case(name, spec, kind, PARTLY, "both:2:2:0", target_s=60, runs=1)
         yield Case("64x16 MI250, 5 dies gone", "mi250:boxes=64", kind, PARTLY, faults="ranks:5:0", runs=1)
     for title, spec in (
         ("512x8 A100", "dgx-a100:boxes=512"),
@@ -119,21 +96,15 @@ def others() -> Iterator[Case]:
 
 def growth() -> Iterator[Case]:
     """The same question on larger and larger fabrics."""
-    for boxes in (2, 8, 32, 128, 512):
-        spec, family = f"dgx-a100:boxes={boxes}", "A100 boxes, symmetric"
-        yield Case(f"{boxes}x8 A100", spec, "allgather", family=family)
-    for side in (4, 8, 16, 32, 64):
-        yield Case(f"torus {side}x{side}", f"torus:{side}x{side}", "allgather", family="tori, symmetric")
-    for boxes in (2, 8, 32, 64):
-        family = "MI250 boxes, symmetric"
-        yield Case(f"{boxes}x16 MI250", f"mi250:boxes={boxes}", "allgather", family=family)
-    for boxes in (2, 8, 32, 128):
-        spec, family = f"dgx-a100:boxes={boxes}", "A100 boxes, written out"
-        yield Case(f"{boxes}x8 A100", spec, "allgather", WRITTEN_OUT, runs=1, family=family)
-    for side in (4, 8, 16, 32):
-        family = "tori, written out"
-        spec = f"torus:{side}x{side}"
-        yield Case(f"torus {side}x{side}", spec, "allgather", WRITTEN_OUT, runs=1, family=family)
-    for side in (3, 4, 6, 8):
-        spec = f"torus:{side}x{side}x{side}"
-        yield Case(spec.replace(":", " "), spec, "alltoall", runs=1, family="tori, alltoall, symmetric")
+    boxes, tori = ("{}x8 A100", "dgx-a100:boxes={}"), ("torus {0}x{0}", "torus:{0}x{0}")
+    cubes, dies = ("torus {0}x{0}x{0}", "torus:{0}x{0}x{0}"), ("{}x16 MI250", "mi250:boxes={}")
+    for family, (title, spec), kind, method, runs, sizes in (
+        ("A100 boxes, symmetric", boxes, "allgather", SYMMETRIC, 3, (2, 8, 32, 128, 512)),
+        ("tori, symmetric", tori, "allgather", SYMMETRIC, 3, (4, 8, 16, 32, 64)),
+        ("MI250 boxes, symmetric", dies, "allgather", SYMMETRIC, 3, (2, 8, 32, 64)),
+        ("A100 boxes, written out", boxes, "allgather", WRITTEN_OUT, 1, (2, 8, 32, 128)),
+        ("tori, written out", tori, "allgather", WRITTEN_OUT, 1, (4, 8, 16, 32)),
+        ("tori, alltoall, symmetric", cubes, "alltoall", SYMMETRIC, 1, (3, 4, 6, 8)),
+    ):
+        for size in sizes:
+            yield Case(title.format(size), spec.format(size), kind, method, runs=runs, family=family)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from arborcast.bench.scaling.cases import GROUPS, PARTLY, REPAIR, SEARCHED, SYMMETRIC, WRITTEN_OUT, Case
@@ -73,13 +74,7 @@ def _answer(case: Case) -> dict[str, Any]:
     with laps.lap("verify"):
         verdict = synth.verify(schedule, every_translate=case.every_translate)
     return {
-        "ranks": schedule.topology.ranks,
-        "seconds": sum(laps.seconds.values()),
-        **{f"{name}_seconds": seconds for name, seconds in laps.seconds.items()},
-        "peak_MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
-        "rate": str(schedule.rate),
-        "bound": str(schedule.bound.rate),
-        "share_of_bound": float(schedule.rate / schedule.bound.rate),
+        **_told(schedule.topology, laps, schedule.rate, schedule.bound.rate),
         "optimal": schedule.is_optimal,
         "correct": verdict.correct,
         "height": schedule.height,
@@ -106,21 +101,27 @@ def _shared(case: Case) -> dict[str, Any]:
         verdict = verify_groups(found)
     written = list({id(group.written): group.written for group in found.groups}.values())
     return {
-        "ranks": topology.ranks,
+        **_told(topology, laps, found.worst, found.certificate.worst),
         "groups": len(lines),
         "written": len(written),
-        "seconds": sum(laps.seconds.values()),
-        **{f"{name}_seconds": seconds for name, seconds in laps.seconds.items()},
-        "peak_MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
-        "rate": str(found.worst),
-        "bound": str(found.certificate.worst),
-        "share_of_bound": float(found.worst / found.certificate.worst),
         "optimal": found.certificate.is_exact,
         "correct": verdict.correct,
         "height": max(schedule.height for schedule in written),
         "steps": max(schedule.steps for schedule in written),
         "chunks": sum(group.written.chunk_count for group in found.groups),
         "transfers": sum(group.written.transfer_count for group in found.groups),
+    }
+
+
+def _told(topology: Topology, laps: Laps, rate: Fraction, bound: Fraction) -> dict[str, Any]:
+    return {
+        "ranks": topology.ranks,
+        "seconds": sum(laps.seconds.values()),
+        **{f"{name}_seconds": seconds for name, seconds in laps.seconds.items()},
+        "peak_MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+        "rate": str(rate),
+        "bound": str(bound),
+        "share_of_bound": float(rate / bound),
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,16 +63,13 @@ def _alike(step: Step) -> Form:
     return form
 
 
-def _all_reduce(given: Tensor) -> Tensor:
-    tensor = given * 2
-    dist.all_reduce(tensor)
-    return tensor + 1
+def _in_place(collective: Callable[[Tensor], Any]) -> Step:
+    def step(given: Tensor) -> Tensor:
+        tensor = given * 2
+        collective(tensor)
+        return tensor + 1
 
-
-def _all_reduce_max(given: Tensor) -> Tensor:
-    tensor = given * 2
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return tensor + 1
+    return step
 
 
 def _all_reduce_asynchronous(given: Tensor) -> Tensor:
@@ -83,40 +81,21 @@ def _all_reduce_asynchronous(given: Tensor) -> Tensor:
     return tensor + other
 
 
-def _broadcast(given: Tensor) -> Tensor:
-    tensor = given * 2
-    dist.broadcast(tensor, 1)
-    return tensor + 1
-
-
-def _barrier(given: Tensor) -> Tensor:
-    tensor = given * 2
-    dist.barrier()
-    return tensor + 1
-
-
 def _all_gather(given: Tensor) -> Tensor:
     parts = [torch.empty_like(given) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, given * 2)
     return torch.stack(parts) + 1
 
 
-def _all_gather_single(given: Tensor) -> Tensor:
-    whole = torch.empty(dist.get_world_size() * COUNT)
-    all_gather_single(whole, given * 2)
-    return whole + 1
+def _into(whole: Callable[[int], int], collective: Callable[[Tensor, Tensor], Any]) -> Step:
+    """Of a collective whose result has so many elements on so many ranks."""
 
+    def step(given: Tensor) -> Tensor:
+        result = torch.empty(whole(dist.get_world_size()))
+        collective(result, given * 2)
+        return result + 1
 
-def _reduce_scatter_single(given: Tensor) -> Tensor:
-    block = torch.empty(COUNT // dist.get_world_size())
-    reduce_scatter_single(block, given * 2)
-    return block + 1
-
-
-def _all_to_all_single(given: Tensor) -> Tensor:
-    received = torch.empty_like(given)
-    dist.all_to_all_single(received, given * 2)
-    return received + 1
+    return step
 
 
 def _functional(collective: Callable[[Tensor], Any]) -> Step:
@@ -130,22 +109,6 @@ def _functional(collective: Callable[[Tensor], Any]) -> Step:
 def _world() -> dist.ProcessGroup:
     assert dist.group.WORLD is not None
     return dist.group.WORLD
-
-
-def _functional_all_reduce(given: Tensor) -> Any:
-    return functional.all_reduce(given, "sum", _world())
-
-
-def _functional_all_gather(given: Tensor) -> Any:
-    return functional.all_gather_tensor(given, 0, _world())
-
-
-def _functional_reduce_scatter(given: Tensor) -> Any:
-    return functional.reduce_scatter_tensor(given, "sum", 0, _world())
-
-
-def _functional_broadcast(given: Tensor) -> Any:
-    return functional.broadcast(given, 0, _world())
 
 
 def _train(rank: int, wrap: Callable[[nn.Module], Any], *, whole_step: bool = False) -> list[Tensor]:
@@ -175,35 +138,31 @@ def _trains_alike(wrap: Callable[[nn.Module], Any], *, whole_step: bool = False)
     return form
 
 
-def _compiled_ddp(model: nn.Module) -> Any:
-    return torch.compile(DistributedDataParallel(model), backend="aot_eager")
-
-
-def _compiled_ddp_static(model: nn.Module) -> Any:
-    return torch.compile(DistributedDataParallel(model, static_graph=True), backend="aot_eager")
-
-
-def _ddp_of_compiled(model: nn.Module) -> Any:
-    return DistributedDataParallel(torch.compile(model, backend="aot_eager"))
-
+_compiled: Callable[[Any], Any] = partial(torch.compile, backend="aot_eager")
 
 FORMS: dict[str, Form] = {
-    "compile(DDP(model))": _trains_alike(_compiled_ddp),
-    "compile(DDP(model, static_graph=True))": _trains_alike(_compiled_ddp_static),
-    "DDP(compile(model))": _trains_alike(_ddp_of_compiled),
+    "compile(DDP(model))": _trains_alike(lambda model: _compiled(DistributedDataParallel(model))),
+    "compile(DDP(model, static_graph=True))": _trains_alike(
+        lambda model: _compiled(DistributedDataParallel(model, static_graph=True))
+    ),
+    "DDP(compile(model))": _trains_alike(lambda model: DistributedDataParallel(_compiled(model))),
     "compile(step) with DDP, backward inside": _trains_alike(DistributedDataParallel, whole_step=True),
-    "all_reduce": _alike(_all_reduce),
-    "all_reduce of MAX": _alike(_all_reduce_max),
+    "all_reduce": _alike(_in_place(dist.all_reduce)),
+    "all_reduce of MAX": _alike(_in_place(lambda tensor: dist.all_reduce(tensor, op=dist.ReduceOp.MAX))),
     "all_reduce, asynchronous": _alike(_all_reduce_asynchronous),
-    "broadcast": _alike(_broadcast),
-    "barrier": _alike(_barrier),
+    "broadcast": _alike(_in_place(lambda tensor: dist.broadcast(tensor, 1))),
+    "barrier": _alike(_in_place(lambda _: dist.barrier())),
     "all_gather": _alike(_all_gather),
-    "all_gather_into_tensor": _alike(_all_gather_single),
-    "reduce_scatter_tensor": _alike(_reduce_scatter_single),
-    "all_to_all_single": _alike(_all_to_all_single),
-    "functional all_reduce": _alike(_functional(_functional_all_reduce)),
-    "functional all_gather_tensor": _alike(_functional(_functional_all_gather)),
-    "functional reduce_scatter_tensor": _alike(_functional(_functional_reduce_scatter)),
-    "functional broadcast": _alike(_functional(_functional_broadcast)),
+    "all_gather_into_tensor": _alike(_into(lambda size: size * COUNT, all_gather_single)),
+    "reduce_scatter_tensor": _alike(_into(lambda size: COUNT // size, reduce_scatter_single)),
+    "all_to_all_single": _alike(_into(lambda _: COUNT, dist.all_to_all_single)),
+    "functional all_reduce": _alike(_functional(lambda it: functional.all_reduce(it, "sum", _world()))),
+    "functional all_gather_tensor": _alike(
+        _functional(lambda it: functional.all_gather_tensor(it, 0, _world()))
+    ),
+    "functional reduce_scatter_tensor": _alike(
+        _functional(lambda it: functional.reduce_scatter_tensor(it, "sum", 0, _world()))
+    ),
+    "functional broadcast": _alike(_functional(lambda it: functional.broadcast(it, 0, _world()))),
 }
 """By what is compiled; collectives stand between other operations of one function."""

@@ -7,10 +7,11 @@ that of the second, which finds out everything about the fabric anew.
 from __future__ import annotations
 
 import random
-import statistics
 import time
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
+
+from arborcast.bench.harness.turns import median_of
 
 if TYPE_CHECKING:
     from arborcast.pipeline.profiles import Profile
@@ -67,15 +68,11 @@ def planner_rows(*, runs: int = 3) -> list[dict[str, Any]]:
     rows = []
     for spec, layers, limit_bytes in CASES:
         found = [_in_a_process(spec, layers, limit_bytes) for _ in range(runs)]
-        seconds = [each["seconds"] for each in found]
-        first = [each["first_seconds"] for each in found]
         rows.append(
             found[0]
+            | median_of("seconds", [each["seconds"] for each in found])
+            | median_of("first_seconds", [each["first_seconds"] for each in found], "first_spread")
             | {
-                "seconds": statistics.median(seconds),
-                "spread": max(seconds) - min(seconds),
-                "first_seconds": statistics.median(first),
-                "first_spread": max(first) - min(first),
                 "runs": runs,
                 "target_s": TARGET_S if layers == 50 and found[0]["devices"] <= 16 else None,
             }

@@ -8,14 +8,14 @@ compute, so that ranks on few cores do not wait for each other's cores.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from arborcast.bench.emulation.machine import real_time
 from arborcast.bench.harness.processes import run_ranks
-from arborcast.bench.harness.turns import in_turns
+from arborcast.bench.harness.turns import in_turns, median_of
+from arborcast.bench.training.laid_out import evenly, laid_out
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -59,20 +59,12 @@ class Setting:
 
     def plan(self, order: str) -> Plan:
         """Layers divided evenly among the stages of an order."""
-        from arborcast.pipeline.order import ORDERS
         from arborcast.pipeline.stages import Plan
 
         if order == DATA_PARALLEL:
             return Plan([(0, self.layers, range(self.workers))], 1, "1f1b")
-        made = ORDERS[order]
-        stages = next(it for it in (self.workers, 2 * self.workers) if made.layout(it, self.workers))
-        layout = made.layout(stages, self.workers)
-        assert layout is not None, "it was asked for"
-        home = {stage: rank for rank, held in enumerate(layout) for stage in held}
-        each = self.layers // stages
-        return Plan(
-            [(it * each, (it + 1) * each, [home[it]]) for it in range(stages)], self.microbatches, order
-        )
+        ranks = [[rank] for rank in range(self.workers)]
+        return laid_out(order, ranks, evenly(self.layers), self.microbatches)
 
     def model(self) -> Divisible:
         """The layers."""
@@ -97,65 +89,13 @@ class Setting:
         return 3 * self.sleep_us * self.microbatches * self.layers / self.workers
 
 
-class Alarm:
-    """Sleeps that last as long as they should, on average: one that was too long shortens the next one."""
-
-    def __init__(self) -> None:
-        self._over_s = 0.0
-
-    def sleep(self, time_us: float) -> None:
-        """Sleep; the system wakes a process a little late, by more after longer sleeps."""
-        wanted_s = time_us / 1e6 - self._over_s
-        begin = time.perf_counter()
-        if wanted_s > 0:
-            time.sleep(wanted_s)
-        self._over_s = time.perf_counter() - begin - wanted_s
-
-
-ALARM = Alarm()
-"""Of this process."""
-
-
 def _layer(setting: Setting) -> nn.Module:
-    import torch
     from torch import nn
 
-    class Inputs(torch.autograd.Function):
-        """Sleeps in the forward pass, and for the gradient of the input."""
-
-        @staticmethod
-        def forward(ctx: Any, inputs: Tensor) -> Tensor:
-            ALARM.sleep(setting.sleep_us)
-            return inputs * 1.0
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-            ALARM.sleep(setting.sleep_us)
-            return gradients[0] * 1.0
-
-    class Weights(torch.autograd.Function):
-        """Sleeps for the gradient of the weight."""
-
-        @staticmethod
-        def forward(ctx: Any, weight: Tensor) -> Tensor:
-            return weight * 1.0
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-            ALARM.sleep(setting.sleep_us)
-            return gradients[0] * 1.0
-
-    class Nap(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(setting.width))
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            result: Tensor = Inputs.apply(inputs) + Weights.apply(self.weight)  # type: ignore[no-untyped-call]
-            return result
-
     if setting.sleep_us:
-        return Nap()
+        from arborcast.bench.training.sleeping import Nap
+
+        return Nap(setting.width, setting.sleep_us / setting.samples)
     wide = 4 * setting.width
     return nn.Sequential(nn.Linear(setting.width, wide), nn.GELU(), nn.Linear(wide, setting.width))
 
@@ -187,8 +127,7 @@ def bubble_rows(*, workers: int = 4, microbatches: int = 8, rounds: int = ROUNDS
             "time_us": statistics.median(times[order]),
             "bubble": statistics.median(bubbles[order]),
             "predicted_bubble": _predicted(setting, order),
-            "ratio": statistics.median(ratios[order]),
-            "spread": max(ratios[order]) - min(ratios[order]),
+            **median_of("ratio", ratios[order]),
         }
         for order in BUBBLE_ORDERS
     ]
@@ -244,8 +183,7 @@ def runtime_rows(
                     "torch_us": torch_us,
                     "samples_per_second": 1e6 * batch / time_us,
                     "torch_samples_per_second": 1e6 * batch / torch_us,
-                    "ratio": statistics.median(ratios),
-                    "spread": max(ratios) - min(ratios),
+                    **median_of("ratio", ratios),
                 }
             )
     return rows

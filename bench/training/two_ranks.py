@@ -7,18 +7,17 @@ and sums cost, and predict each plan before it is trained. Nothing is fitted to 
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from arborcast.bench.emulation.machine import real_time
 from arborcast.bench.harness.processes import run_ranks
-from arborcast.bench.harness.turns import in_turns
+from arborcast.bench.harness.turns import beside_prediction, in_turns
+from arborcast.bench.training.laid_out import laid_out
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -184,24 +183,21 @@ def planned(subject: Subject, traced: Traced, repeats: int = 5) -> dict[str, Pla
 def _plans(profile: Profile, network: LinkCosts) -> Iterator[tuple[str, Plan, str]]:
     from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
     from arborcast.pipeline.model.balance import balanced_cuts
-    from arborcast.pipeline.order import ORDERS
     from arborcast.pipeline.stages import Plan, Stage
 
     times = [it.forward_us + it.backward_us for it in profile.layers]
     fabric: dict[str, Any] = {"topology": network.topology, "model": profile.model}
 
-    def staged(order: str, microbatches: int, stages: int = RANKS, **more: Any) -> Plan:
-        layout = ORDERS[order].layout(stages, RANKS)
-        assert layout is not None, "so many stages suit the order"
-        home = {stage: rank for rank, held in enumerate(layout) for stage in held}
-        bounds = pairwise((0, *balanced_cuts(times, stages), profile.depth))
-        parts = [(start, end, [home[it]]) for it, (start, end) in enumerate(bounds)]
-        return Plan(parts, microbatches, order, **fabric, **more)
+    def staged(order: str, microbatches: int, **more: Any) -> Plan:
+        def cuts(stages: int) -> tuple[int, ...]:
+            return 0, *balanced_cuts(times, stages), profile.depth
+
+        return laid_out(order, [[rank] for rank in range(RANKS)], cuts, microbatches, **fabric, **more)
 
     for order, microbatches in (("gpipe", 4), ("1f1b", 4), ("1f1b", 8), ("zb-h1", 4)):
         yield f"{order}, {microbatches} microbatches", staged(order, microbatches), "gloo"
     for order in ("zb-v", "interleaved"):
-        yield f"{order}, 4 stages", staged(order, 4, 4), "gloo"
+        yield f"{order}, 4 stages", staged(order, 4), "gloo"
     even = staged("1f1b", 4)
     third = even.cuts[0] // 2
     yield "1f1b, uneven", Plan([(0, third, [0]), (third, profile.depth, [1])], 4, **fabric), "gloo"
@@ -263,23 +259,11 @@ def _least_s(run: Callable[[], object], repeats: int = 9) -> float:
 def step_rows(subject: Subject, turns: int = 5) -> list[dict[str, Any]]:
     """A row for each plan: the median of so many steps of the slowest rank."""
     found = run_ranks(RANKS, _steps, SUBJECTS.index(subject), turns, timeout_s=TIMEOUT_S, within=real_time)
-    rows = []
-    for name, (it, _) in found[0].items():
-        times = [1e6 * max(each) for each in zip(*(of_rank[name][1] for of_rank in found), strict=True)]
-        time_us, spread = statistics.median(times), max(times) - min(times)
-        predicted_us = it.prediction.time_us
-        rows.append(
-            _row(subject, name, it)
-            | {
-                "predicted_us": predicted_us,
-                "time_us": time_us,
-                "spread": spread,
-                "runs": turns,
-                "error": abs(predicted_us / time_us - 1),
-                "error_spread": predicted_us * spread / time_us**2,  # d(p / t) = p * d(t) / t**2
-            }
-        )
-    return rows
+    return [
+        _row(subject, name, it)
+        | beside_prediction(it.prediction.time_us, [of_rank[name][1] for of_rank in found])
+        for name, (it, _) in found[0].items()
+    ]
 
 
 def _steps(rank: int, number: int, turns: int) -> dict[str, tuple[Planned, list[float]]]:

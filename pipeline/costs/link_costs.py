@@ -1,8 +1,8 @@
 """What the links of a topology cost a pipeline: messages between stages, allreduces among replicas.
 
 Messages take the path with the fewest links (of those, the widest); what several of them put on one link
-adds up. An allreduce costs what the best schedule for exactly those ranks costs: from its proven rate, or
-as simulated.
+adds up. An allreduce costs what the best schedule for exactly those ranks costs, from its proven rate or
+as simulated; or what gloo's ring of them costs.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class LinkCosts:
             its bytes count, at the proven rate, which is too cheap for few bytes on many ranks.
         sum_gbps: GB/s of an allreduce that ranks' own work allows whatever the links (adding, copying); None
             where links alone limit it.
+        by_ring: whether gloo sums, in a ring of the ranks in ascending order: 2(n-1) times each sends an n-th
+            of the bytes to the next, by way of other ranks, too.
         peer_bytes: of memory that a group that sums takes on each rank for each other one.
 
     Examples:
@@ -56,6 +58,7 @@ class LinkCosts:
     by_schedule: bool = False
     sum_gbps: float | None = None
     peer_bytes: int = 0
+    by_ring: bool = False
     _rates: dict[tuple[object, ...], Fraction] = field(default_factory=dict, repr=False, compare=False)
     _schedules: dict[tuple[object, ...], AnySchedule] = field(default_factory=dict, repr=False, compare=False)
     _times_us: dict[tuple[object, int], float] = field(default_factory=dict, repr=False, compare=False)
@@ -84,28 +87,28 @@ class LinkCosts:
 
     def transfer_us(self, messages: Mapping[tuple[int, int], float]) -> float:
         """Time of messages that start together, in bytes by (from, to), each at its share of its links."""
+        return self.message_us + self._links_us(messages) if messages else 0.0
+
+    def _links_us(self, messages: Mapping[tuple[int, int], float]) -> float:
+        """The same without the software's part."""
         load: defaultdict[Hop, float] = defaultdict(float)
-        latency = Fraction(0)
-        for (src, dst), size in messages.items():
-            latency = max(latency, self.latency_us(src, dst))
-            for hop in self.path(src, dst):
+        for ends, size in messages.items():
+            for hop in self.path(*ends):
                 load[hop] += size
-        if not load:
-            return 0.0
-        return (
-            self.message_us
-            + float(latency)
-            + max(size / (float(self.topology.bandwidth[hop]) * BYTES_PER_US) for hop, size in load.items())
+        latency = max(self.latency_us(*ends) for ends in messages)
+        return float(latency) + max(
+            size / (float(self.topology.bandwidth[hop]) * BYTES_PER_US) for hop, size in load.items()
         )
 
     def allreduce_us(self, ranks: Sequence[int], size_bytes: float) -> float:
-        """Time of one allreduce among exactly these ranks by the best schedule; infinite where none is."""
+        """Time of one allreduce among exactly these ranks; infinite where no schedule is."""
         if len(ranks) == 1 or not size_bytes:
             return 0.0
-        rate = self.allreduce_rate(ranks)
-        if not rate:
+        if self.by_ring:
+            links_us = 2 * (len(ranks) - 1) * self._links_us(ring_messages(sorted(ranks), size_bytes))
+        elif not (rate := self.allreduce_rate(ranks)):
             return float("inf")
-        if self.by_schedule:
+        elif self.by_schedule:
             links_us = self._scheduled_us(ranks, math.ceil(size_bytes))
         else:
             links_us = size_bytes / (float(rate) * BYTES_PER_US)
@@ -161,3 +164,9 @@ class LinkCosts:
         for link in self.topology.links:
             neighbours[link.src].append(link.dst)
         return neighbours
+
+
+def ring_messages(ranks: Sequence[int], size_bytes: float) -> dict[tuple[int, int], float]:
+    """Of one step of an allreduce in a ring of these ranks: an n-th of the bytes from each to the next."""
+    ends = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
+    return dict.fromkeys(ends, size_bytes / len(ranks))

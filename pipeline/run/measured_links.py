@@ -28,6 +28,9 @@ from arborcast.synth.topology import Link, Topology
 SIZES = 1 << 10, 1 << 23
 """Bytes of a message, and of a sum; the line through both times says what each costs besides its bytes."""
 
+FABRIC_SIZES = 1 << 10, 1 << 18
+"""The same over the links of a fabric, which are known and may be slow."""
+
 _WIDTH = 384
 """Of matrices whose product takes about a millisecond."""
 
@@ -37,7 +40,9 @@ def measure_links(
 ) -> LinkCosts:
     """Measure messages and sums as the trainer has them; every rank of the job calls it and gets the same.
 
-    Ranks 0 and 1, 2 and 3, ... exchange messages, all pairs at once; then all ranks sum.
+    Ranks 0 and 1, 2 and 3, ... exchange messages, all pairs at once; then all ranks sum. What ranks' own work
+    allows of a sum is by elapsed time on one machine; of a fabric, where that has the links in it, by the
+    time of a rank's processors.
 
     Args:
         topology: of the job; None for ranks of one machine, of which each reaches every other one at the rate
@@ -64,8 +69,12 @@ def measure_links(
             way(values, peer, 0, what="measuring", microbatch=0).wait()
         handled.append((time.thread_time() - begin) / 2 * 1e6)
 
-    there_and_back_us, both_ways_us = _line(groups.job, exchange, repeats)
-    sum_us, byte_us = _between(groups.job, lambda values: dist.all_reduce(values, group=summing), repeats)
+    def add(values: Tensor) -> None:
+        dist.all_reduce(values, group=summing)
+
+    sizes = SIZES if topology is None else FABRIC_SIZES
+    (there_and_back_us, both_ways_us), _ = _lines(groups.job, exchange, sizes, repeats)
+    sum_us, byte_us = _between(groups.job, add, sizes, repeats, by_processor=topology is not None)
     handling_us = statistics.median(handled[1 : repeats + 1] or [0.0])  # of small messages
     each = live.now // max(ranks - 1, 1)
     own_costs = there_and_back_us / 2, both_ways_us / 2, handling_us, sum_us / ranks, byte_us, each
@@ -81,28 +90,47 @@ def measure_links(
         topology = Topology.build("this machine", ranks, [Link(*pair, rate, Fraction(0)) for pair in pairs])
     sum_gbps = 1 / byte_us / BYTES_PER_US
     return LinkCosts(
-        topology, message_us, handling_us, collective_us, sum_gbps=sum_gbps, peer_bytes=int(peer_bytes)
+        topology,
+        message_us,
+        handling_us,
+        collective_us,
+        sum_gbps=sum_gbps,
+        peer_bytes=int(peer_bytes),
+        by_ring=collectives == "gloo",
     )
 
 
-def _between(job: dist.ProcessGroup, run: Callable[[Tensor], object], repeats: int) -> tuple[float, float]:
-    """As `_line`, of a call amid computations."""
+def _between(
+    job: dist.ProcessGroup,
+    run: Callable[[Tensor], object],
+    sizes: tuple[int, int],
+    repeats: int,
+    *,
+    by_processor: bool,
+) -> tuple[float, float]:
+    """Of a call amid computations, as `_lines`, its bytes by one of both times."""
     factor = torch.ones(_WIDTH, _WIDTH)
-    alone, _ = _line(job, lambda _: factor @ factor, repeats)
-    both, byte_us = _line(job, lambda values: (factor @ factor, run(values)), repeats)
-    return max(both - alone, 0.0), byte_us
+    (alone, _), _ = _lines(job, lambda _: factor @ factor, sizes, repeats)
+    both, of_processors = _lines(job, lambda values: (factor @ factor, run(values)), sizes, repeats)
+    return max(both[0] - alone, 0.0), (of_processors if by_processor else both)[1]
 
 
-def _line(job: dist.ProcessGroup, run: Callable[[Tensor], object], repeats: int) -> tuple[float, float]:
-    """Microseconds of one call without bytes, and of each byte."""
+def _lines(
+    job: dist.ProcessGroup, run: Callable[[Tensor], object], sizes: tuple[int, int], repeats: int
+) -> list[tuple[float, float]]:
+    """Microseconds of one call without bytes, and of each byte: elapsed, and of this rank's processors."""
+    clocks = time.perf_counter, time.process_time
     times = []
-    for size in SIZES:
+    for size in sizes:
         values, taken = torch.zeros(size // 4), []
         for _ in range(repeats + 1):  # the first one finds a connection, or a schedule
             dist.barrier(job)
-            begin = time.perf_counter()
+            begin = [clock() for clock in clocks]
             run(values)
-            taken.append((time.perf_counter() - begin) * 1e6)
-        times.append(statistics.median(taken[1:]))
-    each = max(times[1] - times[0], 1e-3) / (SIZES[1] - SIZES[0])
-    return max(times[0] - each * SIZES[0], 0.0), each
+            taken.append([(clock() - begun) * 1e6 for clock, begun in zip(clocks, begin, strict=True)])
+        times.append([statistics.median(each) for each in zip(*taken[1:], strict=True)])
+    found = []
+    for small, large in zip(*times, strict=True):
+        each = max(large - small, 1e-3) / (sizes[1] - sizes[0])
+        found.append((max(small - each * sizes[0], 0.0), each))
+    return found

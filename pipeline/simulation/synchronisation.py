@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from arborcast.pipeline.costs.link_costs import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts, ring_messages
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import BUCKET_BYTES, Plan, StageWorker
@@ -109,6 +109,4 @@ def sum_us(ranks: list[int], size_bytes: int, network: LinkCosts) -> float:
     time = network.allreduce_us(ranks, size_bytes)
     if not math.isinf(time):
         return time
-    part = size_bytes / len(ranks)
-    around = dict.fromkeys(zip(ranks, ranks[1:] + ranks[:1], strict=True), part)
-    return 2 * (len(ranks) - 1) * network.transfer_us(around)
+    return 2 * (len(ranks) - 1) * network.transfer_us(ring_messages(ranks, size_bytes))

@@ -105,3 +105,20 @@ def test_ranks_that_add_slower_than_links_bring_limit_an_allreduce():
     fabric = wired(2, {(0, 1): 10})
     assert LinkCosts(fabric, collective_us=2, sum_gbps=4).allreduce_us((0, 1), 1000) == 4.25
     assert LinkCosts(fabric, collective_us=2, sum_gbps=40).allreduce_us((0, 1), 1000) == 4.1
+
+
+def test_gloos_ring_goes_by_the_numbers_of_its_ranks_and_by_way_of_others():
+    """Three of four on a line of 1 GB/s: each of 2 * 2 steps sends 1000 bytes, at most by 3 links of 2 us."""
+    ends = [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
+    fabric = Topology.build("line", 4, [Link(*it, Fraction(1), Fraction(2)) for it in ends])
+    network = LinkCosts(fabric, by_ring=True, by_schedule=True, message_us=100, collective_us=7)
+    assert network.allreduce_us((3, 0, 1), 3000) == 3 * 7 + 4 * (1 + 6)
+    assert LinkCosts(fabric).allreduce_us((3, 0, 1), 3000) == float("inf")  # schedules keep to their ranks
+
+
+def test_ways_of_gloos_ring_that_share_a_link_share_its_rate():
+    """0 -> 1 and 1 -> 2 both go by 3 -> 4: in each of 4 steps 2000 bytes at 1 GB/s."""
+    ways = dict.fromkeys([(0, 3), (1, 3), (3, 4), (4, 1), (4, 2), (2, 0)], 1)
+    for sum_gbps, time_us in ((None, 8), (1, 8), (Fraction(1, 4), 12)):
+        network = LinkCosts(wired(5, ways, both=False), by_ring=True, sum_gbps=sum_gbps)
+        assert network.allreduce_us((0, 1, 2), 3000) == time_us
