@@ -26,6 +26,7 @@ from arborcast.backends.device.operation import Operation, compile  # noqa: A004
 from arborcast.backends.lowering.layout import blocks_in
 from arborcast.backends.measure.device_bench import JOB, RESULT, DeviceJob
 from arborcast.backends.measure.job import note_failure
+from arborcast.backends.measure.torch_call import torch_call
 from arborcast.backends.measure.torchrun import job_group
 from arborcast.synth.collective import Collective, Kind, bandwidths
 from arborcast.synth.errors import InputError
@@ -46,33 +47,19 @@ def library_call(collective: Collective, given: Tensor, group: dist.ProcessGroup
         given: what this rank gives, as `Operation` takes it; overwritten by kinds that work in place.
         group: whose rank i is the collective's.
     """
-    size, root, kind = group.size(), collective.root, collective.kind
-    is_root = root is None or group.rank() == root
-    cut_up = kind in {Kind.SCATTER, Kind.REDUCE_SCATTER}
-    block = given.new_empty(given.numel() // size if cut_up else 0)
-    gathers = kind in {Kind.ALLGATHER, Kind.GATHER}
-    many = given.new_empty(given.numel() * size if gathers else given.numel())
-    calls: dict[Kind, tuple[Call, Tensor]] = {
-        Kind.ALLREDUCE: (lambda: dist.all_reduce(given, group=group), given),
-        Kind.REDUCE: (lambda: dist.reduce(given, root, group=group), given),
-        Kind.BROADCAST: (lambda: dist.broadcast(given, root, group=group), given),
-        Kind.ALLGATHER: (lambda: dist.all_gather_into_tensor(many, given, group=group), many),
-        Kind.REDUCE_SCATTER: (lambda: dist.reduce_scatter_tensor(block, given, group=group), block),
-        Kind.ALLTOALL: (lambda: dist.all_to_all_single(many, given, group=group), many),
-        Kind.GATHER: (
-            lambda: dist.gather(given, list(many.chunk(size)) if is_root else None, root, group=group),
-            many,
-        ),
-        Kind.SCATTER: (
-            lambda: dist.scatter(block, list(given.chunk(size)) if is_root else None, root, group=group),
-            block,
-        ),
-    }
-    call, result = calls[kind]
+    kind, result = collective.kind, given
+    call = torch_call(kind, collective.root, group=group)
+    if kind in {Kind.SCATTER, Kind.REDUCE_SCATTER}:
+        result = given.new_empty(given.numel() // group.size())
+    elif kind in {Kind.ALLGATHER, Kind.GATHER}:
+        result = given.new_empty(given.numel() * group.size())
+    elif kind is Kind.ALLTOALL:
+        result = torch.empty_like(given)
+    gets = kind not in {Kind.REDUCE, Kind.GATHER} or group.rank() == collective.root
 
     def run() -> Tensor:
-        call()
-        return result if is_root or kind not in {Kind.REDUCE, Kind.GATHER} else result[:0]
+        call(result, given)
+        return result if gets else result[:0]
 
     return run
 

@@ -80,37 +80,15 @@ class Payload:
 
 
 def torch_call(
-    kind: Kind, elements: int, root: int | None = 0, **how: Any
+    kind: Kind, elements: int, root: int | None = 0, group: Any = None, **how: Any
 ) -> Callable[[Tensor, Tensor], Any]:
-    """What calls torch's collective on an output and on what a rank gives beside it.
-
-    Args:
-        kind: of the collective.
-        elements: of the whole buffer.
-        root: of kinds that have one.
-        how: its group, and whether it is asynchronous.
-    """
+    """As `backends.measure.torch_call`, of a buffer of so many elements; blocks of an alltoall differ."""
     import torch.distributed as dist
 
-    from arborcast.backends.tensors.torch_compat import all_gather_single, reduce_scatter_single
+    from arborcast.backends.measure import torch_call
 
-    rank, size = dist.get_rank(how.get("group")), dist.get_world_size(how.get("group"))
-    sent, received = uneven_blocks(elements, rank, size)
-
-    def parts(whole: Tensor) -> list[Tensor] | None:
-        return list(whole.chunk(size)) if rank == root else None
-
-    calls: dict[Kind, Callable[[Tensor, Tensor], Any]] = {
-        Kind.ALLREDUCE: lambda output, _: dist.all_reduce(output, **how),
-        Kind.BROADCAST: lambda output, _: dist.broadcast(output, root, **how),
-        Kind.ALLGATHER: lambda output, given: all_gather_single(output, given, **how),
-        Kind.REDUCE_SCATTER: lambda output, given: reduce_scatter_single(output, given, **how),
-        Kind.REDUCE: lambda output, _: dist.reduce(output, root, **how),
-        Kind.GATHER: lambda output, given: dist.gather(given, parts(output), root, **how),
-        Kind.SCATTER: lambda output, given: dist.scatter(output, parts(given), root, **how),
-        Kind.ALLTOALL: lambda output, given: dist.all_to_all_single(output, given, received, sent, **how),
-    }
-    return calls[kind]
+    blocks = uneven_blocks(elements, dist.get_rank(group), dist.get_world_size(group))
+    return torch_call.torch_call(kind, root, group=group, blocks=blocks, **how)
 
 
 def uneven_blocks(elements: int, rank: int, ranks: int) -> tuple[list[int], list[int]]:
