@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -77,7 +77,9 @@ def check_file(
             back, schedule.topology
         )  # verified; programs do not say which way through switches
         ways = {transfer.via for transfer in schedule.expand().transfers}
-        assert again.rate == schedule.rate or len(ways) > 1
+        # Programs know no rounds, so that links may carry other steps' chunks meanwhile.
+        found = synth.verify(replace(schedule.expand(), rounds=None))
+        assert again.rate == found.rate or len(ways) > 1
 
 
 @pytest.mark.parametrize(("name", "kind"), EVERY)

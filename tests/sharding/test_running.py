@@ -160,7 +160,7 @@ def of_a_file(rank: int, size: int, file: str, orders: list[tuple[int, ...]]) ->
     (stage,) = plan.stages
     for ranks in (stage.ranks, *orders):
         mesh = Mesh(stage.sharding.mesh.shape, ranks)
-        stages = (replace(stage, sharding=replace(stage.sharding, mesh=mesh)),)
+        stages = (Stage.divided(stage.start, stage.end, replace(stage.sharding, mesh=mesh)),)
         with trainer_of(traced("two layers"), replace(plan, stages=stages)) as trainer:
             losses = [trainer.step(*batch("two layers", number)) for number in range(STEPS)]
             found.append((losses, numbers(trainer.state_dict())))
@@ -203,8 +203,7 @@ def refused(rank: int, size: int) -> list[str]:
         return replace(plan, stages=(Stage.divided(0, 1, sharding),), topology=topologies.load(topology))
 
     trained = trainer_of(model, plan)
-    (stage,) = plan.stages
-    two = tuple(Stage.divided(it, it + 1, replace(stage.sharding, mesh=Mesh((), (it,)))) for it in range(2))
+    two = ((0, 1, (0,)), (1, 2, (1,)))
     found = [
         said(lambda: trainer_of(model, on((2, 3), "full:4"))),
         said(lambda: trainer_of(model, replace(plan, stages=two))),

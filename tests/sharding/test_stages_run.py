@@ -163,9 +163,9 @@ def test_bfloat16_as_autocast_has_it() -> None:
         for mine, (counted, wanted), *_ in (found[case] for found in ranks):
             assert mine == pytest.approx(losses, rel=2e-3), (name, layout)
             assert counted == wanted, (name, layout)
-    # of a chain of products halves of what would cross in float32, and for each message once the types
+    # of a chain of products half of what would cross in float32, and nothing else: all know the types
     sent, ((crossing,), *_) = sum(found[-1][2] for found in ranks), (found[-1][3] for found in ranks)
-    assert sent == STEPS * crossing / 2 + 2 * 8
+    assert sent == STEPS * crossing / 2
 
 
 def fed(rank: int, size: int, folder: str) -> Any:
