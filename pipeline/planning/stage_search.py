@@ -7,6 +7,7 @@ partition is estimated in closed form, and what looks best is predicted by the s
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice, product
@@ -249,6 +250,8 @@ def _narrower(plan: Plan, race: _PlanRace, most_us: float) -> Iterator[Plan]:
         for replicas in range(stage.replicas - 1, 0, -1):
             if passes_us / replicas >= most_us:
                 break
+            if math.isinf(race.network.allreduce_us(stage.ranks[:replicas], 1)):
+                continue  # the links among these do not join them
             fewer = Stage(stage.start, stage.end, stage.ranks[:replicas])
             made = replace(plan, stages=(*plan.stages[:index], fewer, *plan.stages[index + 1 :]))
             fitting = race.fitting(made)

@@ -24,7 +24,7 @@ from arborcast.pipeline.planning.schedule_variants import derived
 from arborcast.pipeline.planning.stage_dp import PartitionProblem, partitions
 from arborcast.pipeline.planning.stage_search import device_orders
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
-from arborcast.pipeline.profiles import Profile, Tie
+from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Topology
@@ -70,6 +70,16 @@ def test_the_plan_is_the_fastest_of_the_space(topology, profile, batch):
     ]
     made = plan(profile, topology, batch=batch, simulated=10**6)
     assert simulate(made, profile, scheduled, batch=batch).time_us <= min(times) * (1 + 1e-6)
+
+
+def test_fewer_replicas_that_no_links_join_are_no_plan():
+    """Of ranks 0, 3, 1 in a star about rank 1, the first two are apart."""
+    layers = (
+        Layer("first", 0, 1, 0, 0, 0, gradient_bytes=1),
+        Layer("last", 0, 1, 0, 0, 0, 0, backward_fixed_us=0.5),
+    )
+    fabric = wired(4, {(0, 1): 1, (1, 2): 1, (1, 3): 1})
+    assert plan(Profile("uneven", 8, layers), fabric, batch=3).stages
 
 
 @given(
