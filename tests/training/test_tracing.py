@@ -507,3 +507,18 @@ def test_tokens_of_several_samples_in_one_dimension() -> None:
         match=r"as it has 3 legal cuts, got 5 .*reshape has no one dimension that counts samples",
     ):
         trace(behind(flattened), torch.randn(4, 5, 3), layers=5, evaluation=False)
+
+
+class ProductOfThree(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("sd,ed,sd->se", x, self.weight, x)
+
+
+def test_a_product_of_three_is_traced_for_any_number_of_samples() -> None:
+    """Where opt_einsum is installed, torch has it choose an order for the sizes that are there."""
+    model, inputs = ProductOfThree(), torch.randn(3, 8)
+    torch.testing.assert_close(in_parts(trace(model, torch.randn(5, 8)))(inputs), model(inputs))

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -196,7 +196,9 @@ def capture(
     simplifying = root.register_forward_hook(simplify)
     try:
         fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-        with stand_ins([model], fake), in_mode(root, training), torch.enable_grad(), _quiet():
+        # opt_einsum, where it is installed, chooses an order for one number of samples.
+        any_number = cast(Any, torch.backends).opt_einsum.flags(enabled=False)
+        with stand_ins([model], fake), in_mode(root, training), torch.enable_grad(), _quiet(), any_number:
             shapes = _shapes(root, args, kwargs)
             program = torch.export.export(root, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # torch raises dozens of classes, most of them private
