@@ -252,7 +252,7 @@ def crossings(prices: Prices, sizes: Sequence[Bytes]) -> list[tuple[Bytes, int]]
 
     Args:
         prices: of the candidates.
-        sizes: ascending; at each of them the best one serves, by `prices`.
+        sizes: ascending; at each of them one serves than which none is half of `KEPT` faster, by `prices`.
     """
     # What is slow at a size is so below, too.
     best = {size: prices.best(size, near=KEPT / 2) for size in reversed(sizes)}

@@ -96,8 +96,8 @@ class Selection:
     def choices(self, sizes: Sequence[int] = SIZES, *, stride: int = 2) -> tuple[Choice, ...]:
         """Which schedule serves which size, from the first of ascending sizes to the last.
 
-        At every second of them (`stride`: every third, ...) it is the fastest; between two, the table is
-        refined until none is `NEAR` faster than the one that serves (`synth.crossings`).
+        At every second of them (`stride`: every third, ...) none is a quarter of `NEAR` faster; between two,
+        the table is refined until none is `NEAR` faster than the one that serves (`synth.crossings`).
 
         Raises:
             TimedOutError: the deadline passed.

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from arborcast.synth.api import approach
 from arborcast.synth.cli.app import app
 from arborcast.synth.collective import NAMED_KINDS, Collective, Kind
+from arborcast.synth.crossings import KEPT, NEAR
 from arborcast.synth.errors import InfeasibleError, TimedOutError
 from arborcast.synth.formats import topology_to_document
 from arborcast.synth.groups.fair_solver import solve_groups
@@ -28,8 +29,6 @@ from arborcast.synth.topology import Topology
 from tests.fuzzing import all_rings, limits, sharing
 from tests.fuzzing.fabrics import fabric, shuffled
 from tests.fuzzing.tally import FLOWS, ROUNDED, TREES, Tally, draw_collective
-
-TIE = 1 + 1e-8  # times are sums of rounded ones: what ties exactly may differ in the last nanosecond
 
 
 def ask_rings(rng: Random, tally: Tally) -> None:
@@ -140,7 +139,7 @@ def ask_fastest(rng: Random, tally: Tally) -> None:
     tally.label("fastest at a size", taken == min(time[size]), collective, size)
     serving = [[each for each in choices if each.from_bytes <= size][-1].schedule for size in SIZES]
     for place, (size, chosen) in enumerate(zip(SIZES, serving, strict=True)):
-        allowed = 1.01 if place % 2 else TIE  # every second size is looked at
+        allowed = 1 + (NEAR if place % 2 else KEPT / 2)  # every second size is looked at
         taken, least = time[size][selection.schedules.index(chosen)], min(time[size])
         tally.label("fastest by simulation (table)", taken <= least * allowed, collective, size, taken, least)
 
