@@ -9,6 +9,9 @@ from arborcast.synth.topology import Link, Topology
 
 MOST_DECIMALS = 9
 
+FEW_PAIRS = 4
+"""Of which links beside each other have latencies of their own."""
+
 
 def fabric(
     rng: Random,
@@ -49,8 +52,11 @@ def fabric(
     latency = rng.choice([_no_latency, _equal_latency, _some_latency])
     links = []
     for src, dst in sorted(pairs):
-        for _ in range(rng.randint(1, 2) if parallel else 1):
-            rate, delay = rates.draw(), latency(rng)
+        delay = latency(rng)
+        for number in range(rng.randint(1, 2) if parallel else 1):
+            rate = rates.draw()
+            # Each further latency makes a vertex, and references go through all sets of vertices.
+            delay = latency(rng) if number and len(pairs) <= FEW_PAIRS else delay
             links.append(Link(src, dst, rate, delay))
             if both_ways:
                 links.append(Link(dst, src, rate, delay))
