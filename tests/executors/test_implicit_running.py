@@ -19,6 +19,7 @@ pytestmark = [
 FABRICS = (circulant(5, {1: 1, 2: 1}), grid(2, 4, hubs=True))
 
 
+@pytest.mark.long
 def test_everything_equals_torch() -> None:
     """Every kind by the executor of `synth run`: half of the types on five, the others on eight processes."""
     thirds = [Fraction(2, 3), Fraction(1, 3)]

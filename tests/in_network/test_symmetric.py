@@ -106,6 +106,7 @@ def test_one_tree_does_where_its_images_would_be_the_same():
     assert solve(pod(12, 8, LOOPS, TURNS, Fraction(50)), "allreduce").chunk_count == 8
 
 
+@pytest.mark.long
 def test_a_regular_fabric_is_answered_by_images_in_explicit_form_too():
     """All ranks send alike; few trees, and switches that hold few, are asked of all trees."""
     fabric = pod(3, 8, LOOPS, {}, Fraction(50))

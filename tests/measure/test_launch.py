@@ -32,6 +32,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 def test_everything_equals_torch() -> None:
     third = Fraction(1, 3)
     reduce_scatter = make(

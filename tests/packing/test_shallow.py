@@ -160,6 +160,7 @@ def test_the_frontier_of_an_allgather_has_every_root() -> None:
     assert {carrier.root for carrier in only.carriers} == set(range(8))
 
 
+@pytest.mark.long
 def test_lower_trees_are_among_the_candidates() -> None:
     fabric = load("dgx1", ranks=range(6))
     found = approach(fabric, "allreduce", options=SolveOptions(cache=False)).candidates()

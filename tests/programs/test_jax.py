@@ -180,7 +180,7 @@ def solved(name: str) -> AnySchedule:
     return synth.solve(load(spec), kind, root=root, **how)
 
 
-QUICK = ("allreduce-exchanged", "allgather", "alltoall", "reduce")
+QUICK = ("allreduce-exchanged", "reduce")
 EACH = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in CASES]
 
 

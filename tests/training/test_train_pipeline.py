@@ -87,6 +87,7 @@ def test_a_plan_for_more_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         train_pipeline.make_plan(asked, train_pipeline.batches(1, 0), 0.0)
 
 
+@pytest.mark.long
 def test_by_default_it_is_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_pipeline.dist, "get_world_size", lambda: 4)  # type: ignore[attr-defined]
     monkeypatch.delenv("ARBORCAST_TOPOLOGY", raising=False)
