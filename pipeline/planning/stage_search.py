@@ -247,10 +247,11 @@ def _narrower(plan: Plan, race: _PlanRace, most_us: float) -> Iterator[Plan]:
             for it in profile.layers[stage.start : stage.end]
         )
         passes_us = once * race.choices.batch / profile.samples
+        gradient_bytes = profile.bytes_once("gradient_bytes", [(stage.start, stage.end)])
         for replicas in range(stage.replicas - 1, 0, -1):
             if passes_us / replicas >= most_us:
                 break
-            if math.isinf(race.network.allreduce_us(stage.ranks[:replicas], 1)):
+            if math.isinf(race.network.allreduce_us(stage.ranks[:replicas], gradient_bytes)):
                 continue  # the links among these do not join them
             fewer = Stage(stage.start, stage.end, stage.ranks[:replicas])
             made = replace(plan, stages=(*plan.stages[:index], fewer, *plan.stages[index + 1 :]))
