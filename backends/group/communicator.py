@@ -603,14 +603,13 @@ class Communicator:
         operator: ReductionOperator | None,
     ) -> None:
         """Serve a call by the kernel, once the ranks agree on it."""
-        from arborcast.backends.group.kernel_calls import run
-
+        assert self._kernels is not None, "it has the executor"
         engine = self.member.engine
         is_over: Callable[[], bool] = lambda: True  # noqa: E731
         engine.agree(opening)
         executor.timeout_s = engine.timeout_s
         try:
-            call = partial(run, executor, memory, opening.count, operator)
+            call = partial(self._kernels.run, executor, memory, opening.count, operator)
             is_over = carrier.launch(call, next(iter(memory.values())))
             engine.wait_external(is_over, look_every_s=MARKS_S, needed=range(self.size))
             executor.finish()

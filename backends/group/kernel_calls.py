@@ -109,6 +109,23 @@ class KernelCalls:
         digest = hashlib.sha256(f"{table.digest}/{entry.from_bytes}/kernel".encode()).digest()[:8]
         return digest, self._executors[key]
 
+    @staticmethod
+    def run(
+        executor: DeviceExecutor,
+        memory: Mapping[Buffer, Tensor],
+        count: int,
+        operator: ReductionOperator | None,
+    ) -> None:
+        """Run a call of `count` elements on the buffers of this rank."""
+        op = "sum" if operator is None else _OPERATIONS[operator.name]
+        if operator is None:  # only bits travel
+            count *= next(iter(memory.values())).itemsize
+            memory = {buffer: tensor.view(torch.uint8) for buffer, tensor in memory.items()}
+        output = memory.get(Buffer.OUTPUT, memory.get(Buffer.INPUT))
+        given = memory.get(Buffer.INPUT, output)
+        assert given is not None and output is not None, "every rank has a tensor"
+        executor(given, output, count, op)
+
     def _is_faster(self, table: ScheduleTable, size: int) -> bool:
         """Whether messages are not."""
         schedule = table.at(size).schedule
@@ -119,20 +136,6 @@ class KernelCalls:
         programs = PROGRAMS[self._device]
         groups = min(programs, schedule.chunk_count)
         return DevicePlan(schedule, groups=groups, lanes=programs // groups, itemsize=itemsize)
-
-
-def run(
-    executor: DeviceExecutor, memory: Mapping[Buffer, Tensor], count: int, operator: ReductionOperator | None
-) -> None:
-    """Run a call of `count` elements on the buffers of this rank."""
-    op = "sum" if operator is None else _OPERATIONS[operator.name]
-    if operator is None:  # only bits travel
-        count *= next(iter(memory.values())).itemsize
-        memory = {buffer: tensor.view(torch.uint8) for buffer, tensor in memory.items()}
-    output = memory.get(Buffer.OUTPUT, memory.get(Buffer.INPUT))
-    given = memory.get(Buffer.INPUT, output)
-    assert given is not None and output is not None, "every rank has a tensor"
-    executor(given, output, count, op)
 
 
 def _type(tensor: Tensor, operator: ReductionOperator | None) -> torch.dtype:

@@ -85,10 +85,10 @@ def torch_call(
     """As `backends.measure.torch_call`, of a buffer of so many elements; blocks of an alltoall differ."""
     import torch.distributed as dist
 
-    from arborcast.backends.measure import torch_call
+    from arborcast.backends.measure.torch_call import torch_call as call_of
 
     blocks = uneven_blocks(elements, dist.get_rank(group), dist.get_world_size(group))
-    return torch_call.torch_call(kind, root, group=group, blocks=blocks, **how)
+    return call_of(kind, root, group=group, blocks=blocks, **how)
 
 
 def uneven_blocks(elements: int, rank: int, ranks: int) -> tuple[list[int], list[int]]:

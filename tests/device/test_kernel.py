@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
 import pytest
 
 from arborcast.backends.device.plan import DevicePlan
 from arborcast.synth.errors import InputError
+from tests.device.needs_triton import NEEDS_TRITON
 from tests.device.rank_processes import Case, run_cases
 from tests.support.drawn_schedules import ring_allreduce
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs triton: pip install arborcast[device]"
-)
+pytestmark = NEEDS_TRITON
 
 TYPES = ("float32", "float64", "bfloat16", "float16", "int8", "uint8", "int16", "int32", "int64")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
@@ -12,13 +11,12 @@ import torch.distributed as dist
 from arborcast import synth, topologies
 from arborcast.synth.collective import NAMED_KINDS, Collective
 from arborcast.synth.errors import InputError
+from tests.device.needs_triton import NEEDS_TRITON
 from tests.device.rank_processes import sleep_while_waiting
 from tests.support.definition import define
 from tests.support.ranks import run_ranks
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs triton: pip install arborcast[device]"
-)
+pytestmark = NEEDS_TRITON
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 RANKS = 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from arborcast import synth, topologies
 from arborcast.backends import Options
 from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry
 from arborcast.synth.simulation.pieces import ONE_HOST
+from tests.device.needs_triton import NEEDS_TRITON
 from tests.device.rank_processes import sleep_while_waiting
 from tests.support.faults import (
     PATIENCE_S,
@@ -29,9 +29,7 @@ from tests.support.faults import launch as launch_faults
 from tests.support.group_cases import OPS, values
 from tests.support.ranks import Failure, run_ranks
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs triton: pip install arborcast[device]"
-)
+pytestmark = NEEDS_TRITON
 
 BELOW = 4096
 KERNEL = {

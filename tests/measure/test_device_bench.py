@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +26,12 @@ from arborcast.synth.collective import NAMED_KINDS, Collective
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.simulation.prices import at_prices
 from arborcast.synth.topology import Link
+from tests.device.needs_triton import NEEDS_TRITON
 from tests.support.commands import Command, refused
 from tests.support.definition import define
 from tests.support.ranks import run_ranks
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs triton: pip install arborcast[device]"
-)
+pytestmark = NEEDS_TRITON
 
 SMALL = ("--on", "cpu", "--groups", "1", "--lanes", "2", "--piece", "64")
 RANKS = 3
