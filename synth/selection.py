@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from arborcast.synth.collective import Kind
 from arborcast.synth.crossings import Prices, crossings
-from arborcast.synth.deadline import NO_DEADLINE, Deadline, run_until
+from arborcast.synth.deadline import NO_DEADLINE, Deadline, run_until, running
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.formats.words import every_schedule
 from arborcast.synth.implicit_schedule import AnySchedule
@@ -138,6 +138,7 @@ class Simulated(Prices):
         return _carried_us(self._runs[at].schedule, size)
 
     def _proven_us(self, at: int, size: int) -> float:
+        running().check("the comparison of schedules")
         return self._runs[at].least_us(size)
 
     def _any_us(self, size: int) -> float:
