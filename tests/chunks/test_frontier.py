@@ -159,7 +159,7 @@ def test_a_dask_cluster_takes_the_jobs() -> None:
         n_workers=2, threads_per_worker=1, dashboard_address=None, processes=True
     ) as cluster:
         with running_on(cluster.scheduler_address):
-            found = frontier("ring:6", "broadcast", max_steps=5, jobs=2)
+            found = frontier.__wrapped__("ring:6", "broadcast", max_steps=5, jobs=2)  # not another test's
         with distributed.Client(cluster) as client:
             ran = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.transition_counter)
         assert ran > 0  # the scheduler had tasks: they did not run here
