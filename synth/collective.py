@@ -75,6 +75,11 @@ class Kind(StrEnum):
         """Whether contributions of several ranks are combined."""
         return self in {Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.ALLREDUCE}
 
+    @property
+    def gathers(self) -> bool:
+        """Whether each rank gives one block of the buffer, and blocks are put side by side."""
+        return self in {Kind.ALLGATHER, Kind.GATHER}
+
 
 TREE_KINDS = (Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
 """The kinds of collective whose data is copied or combined on its way, which is what trees and rings do."""

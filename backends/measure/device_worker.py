@@ -51,7 +51,7 @@ def library_call(collective: Collective, given: Tensor, group: dist.ProcessGroup
     call = torch_call(kind, collective.root, group=group)
     if kind in {Kind.SCATTER, Kind.REDUCE_SCATTER}:
         result = given.new_empty(given.numel() // group.size())
-    elif kind in {Kind.ALLGATHER, Kind.GATHER}:
+    elif kind.gathers:
         result = given.new_empty(given.numel() * group.size())
     elif kind is Kind.ALLTOALL:
         result = torch.empty_like(given)
@@ -103,9 +103,8 @@ class DeviceRank:
 
     def _given(self, collective: Collective, length: int, seed: int) -> Tensor:
         """What this rank gives: blocks of so many small whole numbers."""
-        gives_blocks = collective.kind in {Kind.ALLGATHER, Kind.GATHER}
         drawn = torch.Generator().manual_seed(seed * self._host.size() + self._host.rank())
-        elements = length * (1 if gives_blocks else blocks_in(collective))
+        elements = length * (1 if collective.kind.gathers else blocks_in(collective))
         most = max(1, _LARGEST_SUM // self._host.size())
         return torch.randint(0, most + 1, (elements,), generator=drawn)
 

@@ -110,7 +110,7 @@ def read(
         ranks = topology.ranks
         run = _Run(text, ranks)
         root = root_of_file(kind, root, ranks)
-        whole = math.prod(run.shape) * (ranks if kind in {Kind.ALLGATHER, Kind.GATHER} else 1)
+        whole = math.prod(run.shape) * (ranks if kind.gathers else 1)
         program = GlobalProgram("StableHLO", kind, root, whole, (RankPart((), 0, 0),) * ranks)
         if wrong := undivided(program):
             raise ProgramError(wrong)

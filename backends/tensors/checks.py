@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from arborcast.backends.lowering.program import Program
-from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError
 
 
@@ -64,6 +64,6 @@ def check_buffers(
     length = given.numel() * given.itemsize
     own = out + collective.ranks.index(program.rank) * length
     is_apart = start + length <= out or out + output.numel() * output.itemsize <= start
-    if not is_apart and (collective.kind not in {Kind.ALLGATHER, Kind.GATHER} or start != own):
+    if not is_apart and (not collective.kind.gathers or start != own):
         raise InputError(f"{collective.kind}: the output must not overlap the input, except as its own block")
     return given, output

@@ -157,7 +157,7 @@ class _Plan:
             protocol = "Simple"
         self._check_numbers()
         first = self._gpus[0]
-        whole = "output_chunks" if self._kind in {Kind.ALLGATHER, Kind.GATHER} else "input_chunks"
+        whole = "output_chunks" if self._kind.gathers else "input_chunks"
         chunks = (first["output_chunks"] if whole[0] == "o" else first["input_chunks"]) * self.finer
         if not chunks:
             raise ProgramError(f"gpus[0]: {whole} is 0, by which the runtime divides")
