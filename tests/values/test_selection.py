@@ -217,7 +217,10 @@ def test_what_takes_the_least_time_of_all_has_no_rivals(ran: list[AnySchedule]) 
 
 def test_late_simulations_leave_the_first_schedule() -> None:
     passed = Deadline(1.0, 0.0)
-    for earlier, said in ((None, "the comparison of schedules did not end"), (TimedOutError("earlier"), "earlier")):
+    for earlier, said in (
+        (None, "the comparison of schedules did not end"),
+        (TimedOutError("earlier"), "earlier"),
+    ):
         found = Selection((exchange(), exchange(back=1)), earlier, passed)
         with pytest.raises(TimedOutError, match=said) as raised:
             found.fastest(1000)
