@@ -7,7 +7,6 @@ frontiers by `bench/peers.py`. Results go to `bench/results/frontier.json`.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -108,9 +107,6 @@ UNITS = {
 def main() -> None:
     """Measure what the command line asks for, print the tables, write the results."""
     arguments = _arguments()
-    if arguments.child:
-        print(json.dumps(_frontier(*arguments.child)))
-        return
     if arguments.core >= 0:
         os.sched_setaffinity(0, {arguments.core})  # every process started from here inherits it
     rows = [_row(case, arguments) for case in _chosen(arguments.case)]
@@ -128,7 +124,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, default=120.0, help="no further runs of what takes longer")
     parser.add_argument("--core", type=int, default=0, help="the core that everything runs on; -1 for all")
     parser.add_argument("--output", type=Path, default=KEPT, help="folder of the results")
-    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -140,30 +135,31 @@ def _chosen(titles: Sequence[str] | None) -> list[Case]:
 
 def _row(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
-    checks = _ours(case, "checked")  # it also warms the disk and the compiled kernels
+    checks = _ours(case, is_checked=True)  # it also warms the disk and the compiled kernels
     if case.deadline_s:
         return _our_row(case, [checks], checks)
     for turn in range(arguments.runs):
         print(f"{case.title}, turn {turn + 1} ...", file=sys.stderr)
         if not runs or runs[0]["seconds"] < arguments.limit_s:
-            runs.append(_ours(case, "frontier"))
+            runs.append(_ours(case))
     return _our_row(case, runs, checks)
 
 
-def _ours(case: Case, what: str) -> dict[str, Any]:
-    asked = [what, case.spec, case.collective, str(case.max_steps or 0), str(case.deadline_s or 0)]
-    found = answer([str(Path(__file__).resolve()), "--child", *asked], LIMIT_S)
+def _ours(case: Case, *, is_checked: bool = False) -> dict[str, Any]:
+    asked = case.spec, case.collective, case.max_steps, case.deadline_s
+    found = answer(traced, is_checked, *asked, limit_s=LIMIT_S)
     if "timed_out" in found:
         raise SystemExit(f"{case.title}: over {LIMIT_S:.0f} s")
     whole = dict(zip(("seconds", "cpu_seconds", "peak_MB"), (found[name] for name in WHOLE), strict=True))
     return whole | found
 
 
-def _frontier(what: str, spec: str, kind: str, max_steps: str, deadline: str) -> dict[str, Any]:
-    """In the child: a whole frontier without the cache; where it is to be checked, its schedules, too.
+def traced(
+    is_checked: bool, spec: str, kind: str, max_steps: int | None, deadline_s: float | None
+) -> dict[str, Any]:
+    """In a process of its own: a frontier without the cache; where it is to be checked, its schedules, too.
 
-    Then further calls in the same process are timed, unless there is a deadline. Steps 0 are the default,
-    deadline 0 is none.
+    Then further calls in the same process are timed, unless there is a deadline.
     """
     from arborcast import topologies
     from arborcast.synth.chunks.frontier import Frontier, pareto
@@ -173,9 +169,8 @@ def _frontier(what: str, spec: str, kind: str, max_steps: str, deadline: str) ->
     def call() -> tuple[float, Frontier]:
         topology = topologies.load(spec)  # afresh, because it caches what it has derived
         collective = Collective.on(topology, kind)
-        steps, deadline_s = int(max_steps) or None, float(deadline) or None
         start = time.perf_counter()
-        found = pareto(topology, collective, max_steps=steps, deadline_s=deadline_s, cache=False)
+        found = pareto(topology, collective, max_steps=max_steps, deadline_s=deadline_s, cache=False)
         return time.perf_counter() - start, found
 
     seconds, found = call()
@@ -188,10 +183,10 @@ def _frontier(what: str, spec: str, kind: str, max_steps: str, deadline: str) ->
         "complete": found.complete,
         "why_stopped": found.why_stopped,
     }
-    if what != "checked":
+    if not is_checked:
         return told
-    again = [seconds] if float(deadline) else []
-    while not float(deadline) and len(again) < AGAIN_CALLS and sum(again) < AGAIN_ENOUGH_S:
+    again = [seconds] if deadline_s else []
+    while not deadline_s and len(again) < AGAIN_CALLS and sum(again) < AGAIN_ENOUGH_S:
         again.append(call()[0])
     verified = all(verify(point.schedule).correct for point in found.points)
     return {**told, "verified": verified, "again_seconds": statistics.median(again)}

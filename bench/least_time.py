@@ -7,11 +7,9 @@ over what every schedule takes at least: by the certificate of the rate, by late
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from arborcast import topologies
@@ -61,7 +59,7 @@ UNITS = {
 }
 
 
-def rows(machine: str, kind: str) -> list[dict[str, Any]]:
+def rows(machine: str, kind: str) -> dict[str, list[dict[str, Any]]]:
     """Those of a machine and collective: of each rule for pieces and size."""
     topology = topologies.load(machine)
     collective = as_collective(topology, kind)
@@ -102,7 +100,7 @@ def rows(machine: str, kind: str) -> list[dict[str, Any]]:
                     "seconds": seconds,
                 }
             )
-    return found
+    return {"rows": found}
 
 
 @one_line("least_time")
@@ -110,15 +108,11 @@ def main() -> None:
     """Work out what the command line asks for, in a process each, and write the results."""
     parser = command_line(__doc__, KEPT / "least_time.json")
     parser.add_argument("--only", nargs="+", metavar="SPEC", default=list(GOALS), choices=list(GOALS))
-    parser.add_argument("--child", nargs=2)
     asked = parser.parse_args()
-    if asked.child:
-        print(json.dumps({"rows": rows(*asked.child)}))
-        return
     listed: list[dict[str, Any]] = []
     for machine in asked.only:
         for kind in KINDS:
-            found = answer([str(Path(__file__).resolve()), "--child", machine, kind], CHILD_LIMIT_S)
+            found = answer(rows, machine, kind, limit_s=CHILD_LIMIT_S)
             if "timed_out" in found:
                 print(f"{machine} {kind}: over {CHILD_LIMIT_S} s", file=sys.stderr, flush=True)
                 continue

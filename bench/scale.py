@@ -9,7 +9,6 @@ larger and larger fabrics (growth). One core, a process for each run, kernels co
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -22,7 +21,7 @@ from arborcast.bench.harness.processes import answer
 from arborcast.bench.harness.script import KEPT, command_line, keep
 from arborcast.bench.harness.turns import median_of
 from arborcast.bench.page.console import print_results
-from arborcast.bench.scaling import cases
+from arborcast.bench.scaling import cases, children
 from arborcast.bench.scaling.cases import Case
 from arborcast.synth.formats.results import Measure, document
 
@@ -80,7 +79,7 @@ def _rows(chosen: Iterable[Case], quick: bool) -> list[dict[str, Any]]:
 
 def _answer_case(case: Case) -> dict[str, Any]:
     """What a child answers, with the seconds of the whole process."""
-    found = answer(["-m", "arborcast.bench.scaling.children", json.dumps(asdict(case))], LIMIT_S)
+    found = answer(children.answered, asdict(case), limit_s=LIMIT_S)
     if "timed_out" in found:
         return {"timed_out": True, "seconds": LIMIT_S, "peak_MB": found["process_MB"]}
     del found["process_cpu_seconds"], found["process_MB"]

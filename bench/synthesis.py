@@ -11,13 +11,11 @@ the peak memory is its own. `bench/peers.py` asks other synthesizers the same qu
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from arborcast.bench.harness.processes import HOME, WHOLE, answer, run
@@ -96,9 +94,6 @@ class Stopwatch:
 def main() -> None:
     """Measure what the command line asks for, print the table, write the results."""
     arguments = _arguments()
-    if arguments.child:
-        print(json.dumps(_ours(*arguments.child)))
-        return
     rows = [_row(case) for case in CASES if case.quick or not arguments.quick]
     rows.append(_start_up_row())
     found = _document(rows)
@@ -109,14 +104,12 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = command_line(__doc__, RESULTS)
     parser.add_argument("--quick", action="store_true", help="leave out what takes over 10 s")
-    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def _row(case: Case) -> dict[str, Any]:
     print(f"{case.title}, {case.method} ...", file=sys.stderr)
-    child = ("--child", case.spec, case.method, str(case.runs), case.collective)
-    found = answer([str(Path(__file__).resolve()), *child], CHILD_LIMIT_S)
+    found = answer(ours, case.spec, case.method, case.runs, case.collective, limit_s=CHILD_LIMIT_S)
     if found.pop("timed_out", False):
         raise SystemExit(f"{case.title}, {case.method}: over {CHILD_LIMIT_S} s")
     return _summary(case, {name: found[name] for name in found if name not in WHOLE})
@@ -138,8 +131,8 @@ def _summary(case: Case, found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _ours(spec: str, method: str, runs: str, collective: str) -> dict[str, Any]:
-    """In the child: a bound or trees, again and again, after a warm-up on the same code paths."""
+def ours(spec: str, method: str, runs: int, collective: str) -> dict[str, Any]:
+    """In a process of its own: a bound or trees, again and again, after a warm-up on the same code paths."""
     from arborcast import topologies
     from arborcast.synth.api import solve
     from arborcast.synth.bounds import bound
@@ -157,7 +150,7 @@ def _ours(spec: str, method: str, runs: str, collective: str) -> dict[str, Any]:
     topology = topologies.load(spec)
     found: dict[str, Any] = {"ranks": topology.ranks, "trees": None, "height": None}
     watch = Stopwatch()
-    for _ in range(int(runs)):
+    for _ in range(runs):
         topology = topologies.load(spec)  # afresh, because it caches what it has derived
         watch.start()
         if method == "bound":

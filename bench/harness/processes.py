@@ -123,15 +123,20 @@ def run(
         )
 
 
+_CALL = """import importlib, json, sys
+module, name, given = sys.argv[1:]
+print(json.dumps(getattr(importlib.import_module(module), name)(*json.loads(given))))"""
+
+
 def answer(
-    command: Sequence[str], limit_s: float, *, environment: Mapping[str, str] = ONE_CORE
+    function: Callable[..., Mapping[str, Any]], *arguments: Any, limit_s: float = 3600
 ) -> dict[str, Any]:
-    """What a Python process of ours says in its last line, in JSON, with what it took as a whole.
+    """What a function returns in a process of its own, on one core, with what that took as a whole.
 
     Args:
-        command: a script, or "-m" and a module, and their arguments.
+        function: of a module of `bench`, with values that JSON has.
+        arguments: of it.
         limit_s: seconds by the clock.
-        environment: added to that of this process.
 
     Returns:
         Its answer and, of the whole process, `process_seconds`, `process_cpu_seconds` and `process_MB`; only
@@ -140,12 +145,14 @@ def answer(
     Raises:
         ChildError: it failed.
     """
-    done = run([sys.executable, *command], limit_s, environment=environment)
+    file = Path(function.__code__.co_filename).resolve().relative_to(HOME).with_suffix("")
+    asked = ".".join(("arborcast", *file.parts)), function.__name__, json.dumps(arguments)
+    done = run([sys.executable, "-c", _CALL, *asked], limit_s, environment=ONE_CORE)
     found: dict[str, Any] = {"timed_out": True}
     if not done.timed_out:
         if done.status:
             last = (done.errors.strip().splitlines() or ["no message"])[-1]
-            raise ChildError(f"{' '.join(command)}: exit status {done.status}: {last}\n{done.errors}")
+            raise ChildError(f"{' '.join(asked)}: exit status {done.status}: {last}\n{done.errors}")
         found = json.loads(done.output.splitlines()[-1])
     whole = (done.seconds, done.cpu_seconds, done.peak_MB)
     return found | dict(zip(WHOLE, whole, strict=True))

@@ -1,15 +1,13 @@
-"""A question of scale in a process of its own: `python -m arborcast.bench.scaling.children '{"spec": ...}'`.
+"""A question of scale, in a process of its own.
 
-The answer is one line of JSON. A small question of the same sort goes first, so that compiled kernels are
-loaded and the figures are those of the work.
+A small question of the same sort goes first, so that compiled kernels are loaded and the figures are those of
+the work.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,13 +40,13 @@ class Laps:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - start
 
 
-def main() -> None:
-    """Warm up, answer, print."""
-    case = Case(**json.loads(sys.argv[1]))
+def answered(asked: dict[str, Any]) -> dict[str, Any]:
+    """What `bench.scale` keeps of a case, given by its fields."""
+    case = Case(**asked)
     answer = _shared if case.method == GROUPS else _answer
     small = "torus:4x4" if "torus" in case.spec else SMALL
     answer(replace(case, spec=small, faults=_small(case), mesh=case.mesh and "2x8:0"))
-    print(json.dumps(answer(case)))
+    return answer(case)
 
 
 def _small(case: Case) -> str:
@@ -191,7 +189,3 @@ def faulty(topology: Topology, text: str) -> Faulty:
     ]
     links = chance.sample(cables, counts[1]) if sort == "both" else []
     return without(topology, links=links, ranks=ranks)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 import time
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
+from arborcast.bench.harness.processes import answer
 from arborcast.bench.harness.turns import median_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def planner_rows(*, runs: int = 3) -> list[dict[str, Any]]:
     """Seconds from a profile and a topology to a plan, for each case."""
     rows = []
     for spec, layers, limit_bytes in CASES:
-        found = [_in_a_process(spec, layers, limit_bytes) for _ in range(runs)]
+        found = [answer(plan_twice, spec, layers, limit_bytes) for _ in range(runs)]
         rows.append(
             found[0]
             | median_of("seconds", [each["seconds"] for each in found])
@@ -78,11 +78,6 @@ def planner_rows(*, runs: int = 3) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _in_a_process(spec: str, layers: int, limit_bytes: int | None) -> dict[str, Any]:
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(plan_twice, (spec, layers, limit_bytes))
 
 
 def plan_twice(spec: str, layers: int, limit_bytes: int | None) -> dict[str, Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Sequence
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from arborcast.bench.harness.processes import answer
 
 if TYPE_CHECKING:
     from arborcast.pipeline.sharding.graph import Graph
@@ -84,8 +85,7 @@ def time_rows(cases: Sequence[tuple[int, str, float]] = TIMED) -> list[dict[str,
     """How long tracing and planning take, each case once, in a process of its own."""
     rows = []
     for blocks, spec, target_s in cases:
-        with get_context("spawn").Pool(1) as pool:
-            found = pool.apply(plan_once, (blocks, spec))
+        found = answer(plan_once, blocks, spec)
         rows.append(found | {"spread": None, "runs": 1, "target_s": target_s})
     return rows
 
