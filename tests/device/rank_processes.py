@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 240
@@ -22,7 +25,10 @@ TIMEOUT_S = 240
 
 @dataclass(frozen=True)
 class Case:
-    """A schedule with how it is run; `counts` are in blocks, one call behind the other."""
+    """A schedule with how it is run; `counts` are in blocks, one call behind the other.
+
+    By `ipc` ranks share memory with their neighbours alone, by torch's calls as `drawn_ipc` has them.
+    """
 
     fabric: str
     kind: str
@@ -39,6 +45,7 @@ class Case:
     begun: int = 0
     late: int = -1
     missing: int = -1
+    ipc: bool = False
 
 
 def run_cases(cases: list[Case]) -> list[str]:
@@ -66,6 +73,20 @@ def sleep_while_waiting() -> None:
     InterpreterBuilder.create_atomic_rmw = patient
 
 
+def _ipc_memory(case: Case, plan: Any, rank: int, folder: str) -> Any:
+    import torch
+
+    from arborcast.backends.device.memory import IpcMemory
+    from tests.device.drawn_ipc import DrawnIpc, ranks_by_files
+
+    neighbours = plan.neighbours(rank)
+    drawn = DrawnIpc(lambda rank, peer: peer in neighbours)
+    drawn.act_as(rank)
+    drawn.install(setattr)
+    ranks, itemsize = ranks_by_files(rank, plan.ranks, Path(folder)), getattr(torch, case.dtype).itemsize
+    return IpcMemory(plan.shape, itemsize, ranks, neighbours, torch.device("cpu"))
+
+
 def _rank(case: Case, plan: Any, memory: Any, rank: int, data: list[Any], results: Any) -> None:
     import numpy as np
     import torch
@@ -76,6 +97,8 @@ def _rank(case: Case, plan: Any, memory: Any, rank: int, data: list[Any], result
     torch.set_num_threads(1)
     dtype = getattr(torch, case.dtype)
     timeout_s = 3.0 if case.missing >= 0 else TIMEOUT_S
+    if case.ipc:
+        memory = _ipc_memory(case, plan, rank, memory)
     executor = DeviceExecutor(plan, rank, memory, dtype, block=64, begun=case.begun, timeout_s=timeout_s)
     outputs = []
     try:
@@ -132,9 +155,13 @@ def _run(case: Case) -> str:
     from arborcast.backends.device.memory import SharedMemory
 
     plan = planned(case)
-    memory = SharedMemory(plan.shape, getattr(torch, case.dtype).itemsize)
-    memory.start_at(case.begun)
     data = drawn(case, plan)
+    memory: Any
+    if case.ipc:
+        memory = tempfile.mkdtemp()
+    else:
+        memory = SharedMemory(plan.shape, getattr(torch, case.dtype).itemsize)
+        memory.start_at(case.begun)
     forks = multiprocessing.get_context("fork")
     results = forks.Queue()
     ranks = [
@@ -147,6 +174,8 @@ def _run(case: Case) -> str:
     said = sorted(results.get(timeout=TIMEOUT_S + 60) for _ in ranks)
     for process in ranks:
         process.join()
+    if case.ipc:
+        shutil.rmtree(memory)
     other = [f"rank {rank}: {what}" for rank, what in said if what != "right"]
     return "; ".join(other) if other else "right"
 

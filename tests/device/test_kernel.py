@@ -22,6 +22,13 @@ FEW = [
     Case("full:2", "allreduce", (37, 5, 0, 64)),
     Case("full:3", "allreduce", (33, 33), dtype="bfloat16", in_place=True, push=False),
     Case("ring:4", "allgather", (37,), dtype="int32", late=1),
+    Case("dgx1", "allreduce", (37, 5), ranks=(0, 1, 4), ipc=True),
+]
+
+BY_IPC = [
+    Case(fabric, kind, (75, 13), ranks=ranks, push=push, ipc=True)
+    for fabric, ranks in (("dgx1", ()), ("dgx1", (0, 1, 2, 3, 4, 5)), ("dgx1", (0, 1, 4)), ("a100-pcie", ()))
+    for kind, push in (("allreduce", True), ("allreduce", False), ("allgather", False))
 ]
 
 
@@ -92,6 +99,6 @@ def test_a_missing_peer_ends_the_call_in_time(outcomes: list[str]) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 def test_the_kernel_is_exact_for_all_kinds_and_types() -> None:
-    cases = list(all_cases())
+    cases = [*all_cases(), *BY_IPC]
     assert len(cases) >= 80
     assert [(case, said) for case, said in zip(cases, run_cases(cases), strict=True) if said != "right"] == []
