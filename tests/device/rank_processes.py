@@ -27,7 +27,9 @@ TIMEOUT_S = 240
 class Case:
     """A schedule with how it is run; `counts` are in blocks, one call behind the other.
 
-    By `ipc` ranks share memory with their neighbours alone, by torch's calls as `drawn_ipc` has them.
+    By `ipc` ranks share memory with their neighbours alone, by torch's calls as `drawn_ipc` has them. By
+    `bits` elements are any bits, and the result is what the model makes of the tables; else they are small
+    numbers.
     """
 
     fabric: str
@@ -46,6 +48,7 @@ class Case:
     late: int = -1
     missing: int = -1
     ipc: bool = False
+    bits: bool = False
 
 
 def run_cases(cases: list[Case]) -> list[str]:
@@ -93,7 +96,7 @@ def _rank(case: Case, plan: Any, memory: Any, rank: int, data: list[Any], result
 
     from arborcast.backends.device.executor import DeviceExecutor
 
-    np.seterr(over="ignore")
+    np.seterr(over="ignore", invalid="ignore")
     torch.set_num_threads(1)
     dtype = getattr(torch, case.dtype)
     timeout_s = 3.0 if case.missing >= 0 else TIMEOUT_S
@@ -105,17 +108,16 @@ def _rank(case: Case, plan: Any, memory: Any, rank: int, data: list[Any], result
         for count, inputs, _ in data:
             if case.late == rank:
                 time.sleep(0.3)
-            given = torch.from_numpy(inputs[rank]).to(dtype)
+            given = tensor_of(case, inputs[rank])
             result = given if case.in_place else torch.full((count,), 99).to(dtype)
             executor(given, result, count, case.op)
             outputs.append(result)
     except Exception as error:  # the parent waits for a word of each
         results.put((rank, str(error)))
         return
-    wrong = 0
-    for output, (_, _, wanted) in zip(outputs, data, strict=True):
-        want = torch.from_numpy(np.asarray(wanted[rank])).to(dtype)
-        wrong += int((output[: len(want)] != want).sum())
+    wrong = sum(
+        differing(case, output, wanted[rank]) for output, (_, _, wanted) in zip(outputs, data, strict=True)
+    )
     results.put((rank, f"{wrong} wrong" if wrong else "right"))
 
 
@@ -133,7 +135,7 @@ def planned(case: Case) -> Any:
 
 
 def drawn(case: Case, plan: Any) -> list[tuple[int, list[Any], list[Any]]]:
-    """Of each call the elements, the inputs of all ranks, and what they must get."""
+    """Of each call the elements, the inputs of all ranks, and what they must get: see `tensor_of`."""
     from arborcast.backends.measure.job import Reduction
     from tests.support.definition import whole_call
 
@@ -144,8 +146,68 @@ def drawn(case: Case, plan: Any) -> list[tuple[int, list[Any], list[Any]]]:
         # Small whole numbers: every sum is exact in every type.
         reduction = Reduction.of(case.op)
         inputs, _, wanted = whole_call(collective, plan.ranks, count, seed, most=8, reduction=reduction)
+        if case.bits:
+            inputs, wanted = _drawn_bits(case, plan, count, seed, [len(it) for it in wanted])
         data.append((count, inputs, wanted))
     return data
+
+
+def _drawn_bits(
+    case: Case, plan: Any, count: int, seed: int, lengths: list[int]
+) -> tuple[list[Any], list[Any]]:
+    """Any bits, and what tables make of them: sums in the order of sources, in float32 as torch rounds it."""
+    import numpy as np
+    import torch
+
+    from tests.device.table_model import Memory, run_model
+
+    dtype = getattr(torch, case.dtype)
+    integer = integers_of(case)
+    bits = torch.iinfo(integer)
+    draw = np.random.default_rng(seed)
+    room = np.dtype(str(integer).removeprefix("torch."))
+    inputs = [draw.integers(bits.min, bits.max, count, room, endpoint=True) for _ in range(plan.ranks)]
+
+    def total(sources: Any) -> Any:
+        if not plan.schedule.collective.kind.reduces:
+            return sources[0]
+        first, *others = (torch.from_numpy(it).view(dtype).float() for it in sources)
+        return sum(others, start=first).to(dtype).view(integer).numpy()
+
+    tables = [plan.tables(rank, count) for rank in range(plan.ranks)]
+    outputs = [np.zeros(count, room) for _ in inputs]
+    run_model(Memory(plan.shape, room), tables, inputs, outputs, total=total)
+    return inputs, [output[:length] for output, length in zip(outputs, lengths, strict=True)]
+
+
+def integers_of(case: Case) -> Any:
+    """Of as many bits as elements have."""
+    import torch
+
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32}[getattr(torch, case.dtype).itemsize]
+
+
+def tensor_of(case: Case, array: Any) -> Any:
+    """Elements of numbers, or of bits."""
+    import numpy as np
+    import torch
+
+    tensor, dtype = torch.from_numpy(np.asarray(array)), getattr(torch, case.dtype)
+    return tensor.view(dtype) if case.bits else tensor.to(dtype)
+
+
+def differing(case: Case, got: Any, wanted: Any) -> int:
+    """Elements that are not as wanted; of bits that are added, every NaN is one."""
+    from arborcast.synth.collective import Kind
+
+    want = tensor_of(case, wanted)
+    got = got.cpu()[: len(want)]
+    if not case.bits:
+        return int((got != want).sum())
+    other = got.view(integers_of(case)) != want.view(integers_of(case))
+    if Kind(case.kind).reduces:
+        other &= ~(got.float().isnan() & want.float().isnan())
+    return int(other.sum())
 
 
 def _run(case: Case) -> str:

@@ -23,6 +23,8 @@ FEW = [
     Case("full:3", "allreduce", (33, 33), dtype="bfloat16", in_place=True, push=False),
     Case("ring:4", "allgather", (37,), dtype="int32", late=1),
     Case("dgx1", "allreduce", (37, 5), ranks=(0, 1, 4), ipc=True),
+    Case("full:3", "allreduce", (150,), dtype="float8_e4m3fn", bits=True),
+    Case("full:2", "allgather", (37,), dtype="float8_e5m2", bits=True),
 ]
 
 BY_IPC = [
@@ -36,6 +38,9 @@ def all_cases() -> Iterator[Case]:
     for push in (True, False):
         for dtype in TYPES:
             yield Case("full:4", "allreduce", (151, 150), dtype=dtype, push=push)
+        for dtype in ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "float32"):
+            for kind in ("allreduce", "reduce-scatter", "allgather"):
+                yield Case("full:4", kind, (151, 150), dtype=dtype, push=push, bits=True)
         for fabric in FABRICS:
             for kind in ("allreduce", "allgather"):
                 yield Case(fabric, kind, (77, 13), push=push)
@@ -88,7 +93,9 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         rank(torch.zeros(18)[::2], whole, 9)
     with pytest.raises(InputError, match="operation must be one of sum, max, min, got mean"):
         rank(whole, whole, 9, "mean")
-    with pytest.raises(InputError, match=r"type must be one of 9 of the plan's item size, got torch.float16"):
+    with pytest.raises(
+        InputError, match=r"type must be one of 11 of the plan's item size, got torch.float16"
+    ):
         DeviceExecutor(plan, 0, SharedMemory(plan.shape, 4), torch.float16)
 
 

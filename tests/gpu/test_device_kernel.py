@@ -13,9 +13,10 @@ import torch.distributed as dist
 
 from arborcast.backends.device.executor import DeviceExecutor
 from arborcast.backends.device.memory import SharedMemory, SymmetricMemory
+from arborcast.backends.device.paths import make_memory
 from arborcast.backends.device.plan import DevicePlan
 from arborcast.backends.errors import ExecutionError
-from tests.device.rank_processes import Case, drawn, planned
+from tests.device.rank_processes import Case, differing, drawn, planned, tensor_of
 from tests.device.test_kernel import TYPES, all_cases
 from tests.gpu.sharing import take_gpu
 from tests.support.definition import whole_call
@@ -34,7 +35,7 @@ def on_streams(case: Case) -> str:
     ]
     calls: list[tuple[int, list[torch.Tensor], list[torch.Tensor], list[Any]]] = []
     for count, inputs, wanted in drawn(case, plan):
-        given = [torch.from_numpy(it).to(dtype).cuda() for it in inputs]
+        given = [tensor_of(case, it).cuda() for it in inputs]
         room = given if case.in_place else [torch.full((count,), 99).to(dtype).cuda() for _ in ranks]
         calls.append((count, given, room, wanted))
         for it in executors:
@@ -50,11 +51,11 @@ def on_streams(case: Case) -> str:
     for rank in ranks:
         with torch.cuda.stream(streams[rank]):
             executors[rank].finish()
-    wrong = 0
-    for _, _, room, wanted in calls:
-        for got, want in zip(room, wanted, strict=True):
-            expected = torch.from_numpy(np.asarray(want)).to(dtype)
-            wrong += int((got.cpu()[: len(expected)] != expected).sum())
+    wrong = sum(
+        differing(case, got, want)
+        for _, _, room, wanted in calls
+        for got, want in zip(room, wanted, strict=True)
+    )
     return f"{wrong} wrong" if wrong else "right"
 
 
@@ -82,14 +83,16 @@ def test_a_missing_peer_ends_the_call_in_time() -> None:
         executor(whole, whole, 9)
 
 
-def by_symmetric_memory(rank: int, size: int, dtype_name: str) -> list[str]:
+def by_processes(rank: int, size: int, dtype_name: str, memory_name: str) -> list[str]:
+    """What became of calls of all ranks over one kind of memory."""
     device = take_gpu(rank, size)
     dtype = getattr(torch, dtype_name)
     found = []
     for kind, options in (("allreduce", {}), ("allgather", {}), ("broadcast", {"root": 1}), ("alltoall", {})):
         plan = planned(Case("full:4", kind, solve=options, dtype=dtype_name))
         assert dist.group.WORLD is not None
-        memory = SymmetricMemory(plan.shape, dtype.itemsize, dist.group.WORLD)
+        memory = make_memory(plan, dtype.itemsize, dist.group.WORLD, "cuda")
+        assert type(memory).__name__ == memory_name
         executor = DeviceExecutor(plan, rank, memory, dtype, timeout_s=30.0)
         wrong = 0
         for seed, count in enumerate((1000, 1000, 40, 4096)):
@@ -146,9 +149,14 @@ SHARED = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
 
 
 @pytest.mark.parametrize("dtype", [it for it in TYPES if it in ("float32", "bfloat16", "int64")])
-def test_processes_over_symmetric_memory(dtype: str) -> None:
+@pytest.mark.parametrize("memory", ["SymmetricMemory", "IpcMemory"])
+def test_processes_over_shared_memory(dtype: str, memory: str) -> None:
+    """Without leave of torch's symmetric memory ranks that share a GPU share memory by IPC."""
+    if torch.cuda.device_count() >= 4 and memory == "IpcMemory":
+        pytest.skip("each rank has a GPU, so that memory is symmetric")
     right = [f"{kind}: 0 wrong" for kind in ("allreduce", "allgather", "broadcast", "alltoall")]
-    assert run_ranks(4, by_symmetric_memory, dtype, environ=SHARED) == [right] * 4
+    environ = SHARED if memory == "SymmetricMemory" else {}
+    assert run_ranks(4, by_processes, dtype, memory, environ=environ) == [right] * 4
 
 
 def test_replays_of_a_graph() -> None:
