@@ -12,7 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -72,7 +72,7 @@ class DrawnIpc:
             file = os.open(f"/proc/{process}/fd/{fd}", os.O_RDWR)
         except OSError:
             raise RuntimeError("CUDA error: invalid resource handle") from None
-        storage = torch.UntypedStorage._new_shared_fd_cpu(file, size)
+        storage = cast(Any, torch.UntypedStorage)._new_shared_fd_cpu(file, size)
         os.close(file)
         self.opened.append((own, owner))
         self.counts[owner] += 1
