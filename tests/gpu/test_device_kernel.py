@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 from arborcast.backends.device.executor import DeviceExecutor
-from arborcast.backends.device.memory import SharedMemory, SymmetricMemory
-from arborcast.backends.device.paths import make_memory
+from arborcast.backends.device.memory import IpcMemory, PeerMemory, SharedMemory, SymmetricMemory
 from arborcast.backends.device.plan import DevicePlan
 from arborcast.backends.errors import ExecutionError
 from tests.device.rank_processes import Case, differing, drawn, planned, tensor_of
@@ -83,7 +82,7 @@ def test_a_missing_peer_ends_the_call_in_time() -> None:
         executor(whole, whole, 9)
 
 
-def by_processes(rank: int, size: int, dtype_name: str, memory_name: str) -> list[str]:
+def by_processes(rank: int, size: int, dtype_name: str, by: str) -> list[str]:
     """What became of calls of all ranks over one kind of memory."""
     device = take_gpu(rank, size)
     dtype = getattr(torch, dtype_name)
@@ -91,8 +90,11 @@ def by_processes(rank: int, size: int, dtype_name: str, memory_name: str) -> lis
     for kind, options in (("allreduce", {}), ("allgather", {}), ("broadcast", {"root": 1}), ("alltoall", {})):
         plan = planned(Case("full:4", kind, solve=options, dtype=dtype_name))
         assert dist.group.WORLD is not None
-        memory = make_memory(plan, dtype.itemsize, dist.group.WORLD, "cuda")
-        assert type(memory).__name__ == memory_name
+        memory: PeerMemory
+        if by == "IPC":
+            memory = IpcMemory(plan.shape, dtype.itemsize, dist.group.WORLD, plan.neighbours(rank))
+        else:
+            memory = SymmetricMemory(plan.shape, dtype.itemsize, dist.group.WORLD)
         executor = DeviceExecutor(plan, rank, memory, dtype, timeout_s=30.0)
         wrong = 0
         for seed, count in enumerate((1000, 1000, 40, 4096)):
@@ -149,19 +151,17 @@ SHARED = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
 
 
 @pytest.mark.parametrize("dtype", [it for it in TYPES if it in ("float32", "bfloat16", "int64")])
-@pytest.mark.parametrize("memory", ["SymmetricMemory", "IpcMemory"])
-def test_processes_over_shared_memory(dtype: str, memory: str) -> None:
-    """Without leave of torch's symmetric memory ranks that share a GPU share memory by IPC."""
-    if torch.cuda.device_count() >= 4 and memory == "IpcMemory":
-        pytest.skip("each rank has a GPU, so that memory is symmetric")
+@pytest.mark.parametrize("by", ["symmetric memory", "IPC"])
+def test_processes_over_shared_memory(dtype: str, by: str) -> None:
     right = [f"{kind}: 0 wrong" for kind in ("allreduce", "allgather", "broadcast", "alltoall")]
-    environ = SHARED if memory == "SymmetricMemory" else {}
-    assert run_ranks(4, by_processes, dtype, memory, environ=environ) == [right] * 4
+    assert run_ranks(4, by_processes, dtype, by, environ=SHARED) == [right] * 4
 
 
 def test_replays_of_a_graph() -> None:
     assert run_ranks(4, captured, environ=SHARED) == [[6.0, 10.0, 14.0, 18.0]] * 4
 
 
-def test_an_operation_over_symmetric_memory() -> None:
-    assert run_ranks(4, by_operation, environ=SHARED) == [(True, True)] * 4
+@pytest.mark.parametrize("environ", [SHARED, {}], ids=["as torch lets them share", "as they are"])
+def test_an_operation_over_the_memory_that_ranks_choose(environ: dict[str, str]) -> None:
+    """By IPC where ranks share a GPU, and torch's symmetric memory is not told to let them."""
+    assert run_ranks(4, by_operation, environ=environ) == [(True, True)] * 4
