@@ -28,7 +28,7 @@ _OVERLAPS = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class RankGpu:
     """What a rank says of its GPU.
 
     Attributes:
@@ -44,7 +44,7 @@ class Gpu:
     overlaps: bool
 
     @classmethod
-    def here(cls) -> Gpu:
+    def here(cls) -> RankGpu:
         """The current one of this process."""
         own, seen = torch.cuda.current_device(), range(torch.cuda.device_count())
         uuids = [str(torch.cuda.get_device_properties(it).uuid) for it in seen]
@@ -53,7 +53,7 @@ class Gpu:
 
 
 def choose(
-    gpus: Sequence[Gpu], neighbours: Sequence[Sequence[int]]
+    gpus: Sequence[RankGpu], neighbours: Sequence[Sequence[int]]
 ) -> tuple[Literal["symmetric memory", "IPC of neighbours"], str]:
     """Which memory ranks make, and why; ranks that share a GPU have a path.
 
@@ -105,7 +105,7 @@ def make_memory(
     if device == "cpu":
         return GroupMemory(plan.shape, itemsize, group)
     ranks = PeerRanks.of(group)
-    gpus = [Gpu(**json.loads(said)) for said in ranks.exchange(json.dumps(asdict(Gpu.here())))]
+    gpus = [RankGpu(**json.loads(said)) for said in ranks.exchange(json.dumps(asdict(RankGpu.here())))]
     neighbours = [plan.neighbours(rank) for rank in range(plan.ranks)]
     which, why = choose(gpus, neighbours)
     if ranks.rank == 0:

@@ -19,7 +19,7 @@ import torch
 from arborcast import synth, topologies
 from arborcast.backends.device import paths
 from arborcast.backends.device.memory import IpcMemory, PeerRanks
-from arborcast.backends.device.paths import Gpu, choose, make_memory
+from arborcast.backends.device.paths import RankGpu, choose, make_memory
 from arborcast.backends.device.plan import DevicePlan
 from arborcast.backends.device.tables import FIRST_STAGING, SIGNALS, SOURCES, TARGETS
 from arborcast.backends.errors import ExecutionError
@@ -143,10 +143,12 @@ def test_what_cuda_refuses_ends_it_on_all_ranks(
     assert len(said) == 3 and len(set(said)) == 1
 
 
-def box(size: int, reaches: Callable[[int, int], bool] = lambda rank, peer: True) -> list[Gpu]:
+def box(size: int, reaches: Callable[[int, int], bool] = lambda rank, peer: True) -> list[RankGpu]:
     """GPUs of one host, of each rank one, which all ranks see."""
     return [
-        Gpu(f"GPU-{it}", it, {f"GPU-{peer}": it == peer or reaches(it, peer) for peer in range(size)}, False)
+        RankGpu(
+            f"GPU-{it}", it, {f"GPU-{peer}": it == peer or reaches(it, peer) for peer in range(size)}, False
+        )
         for it in range(size)
     ]
 
@@ -208,9 +210,9 @@ def test_what_a_rank_says_of_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, call in vars(drawn).items():
         monkeypatch.setattr(torch.cuda, name, call)
     accesses = {"GPU-0": True, "GPU-1": True, "GPU-2": False}
-    assert Gpu.here() == Gpu("GPU-1", 1, accesses, False)
+    assert RankGpu.here() == RankGpu("GPU-1", 1, accesses, False)
     monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
-    assert Gpu.here() == Gpu("GPU-1", 1, accesses, True)
+    assert RankGpu.here() == RankGpu("GPU-1", 1, accesses, True)
 
 
 def test_what_ranks_make_and_that_they_say_why(
@@ -224,10 +226,10 @@ def test_what_ranks_make_and_that_they_say_why(
         (box(3), "symmetric"),
     ):
 
-        def exchange(said: str, gpus: list[Gpu] = gpus) -> list[str]:
+        def exchange(said: str, gpus: list[RankGpu] = gpus) -> list[str]:
             return [said, *(json.dumps(asdict(it)) for it in gpus[1:])]
 
-        monkeypatch.setattr(Gpu, "here", lambda gpus=gpus: gpus[0])
+        monkeypatch.setattr(RankGpu, "here", lambda gpus=gpus: gpus[0])
         with caplog.at_level(logging.INFO, paths.__name__):
             assert make_memory(plan, 4, PeerRanks(0, exchange, lambda own: None), "cuda") == makes
     assert caplog.messages == [
