@@ -2,8 +2,9 @@
 
 `plan.DevicePlan` makes an instruction of each value that a chunk has on a rank, and of these, for buffers of
 one length, the `Tables` of each rank. `kernel` does what they say in Triton, `memory` is what ranks reach of
-each other, and `executor.DeviceExecutor` one rank's calls. Flags and slots in such memory are all that ranks
-share. `compile` makes a schedule an operation on tensors, which calls that; `cost` says how long it takes.
+each other, of which `paths` chooses, and `executor.DeviceExecutor` one rank's calls. Flags and slots in such
+memory are all that ranks share. `compile` makes a schedule an operation on tensors, which calls that; `cost`
+says how long it takes.
 """
 
 from __future__ import annotations

@@ -24,17 +24,27 @@ from arborcast.backends.errors import ExecutionError
 from arborcast.synth.errors import InputError
 
 TYPES = {
-    torch.float32: (tl.float32, tl.float32),
-    torch.float64: (tl.float64, tl.float64),
-    torch.bfloat16: (tl.bfloat16, tl.float32),
-    torch.float16: (tl.float16, tl.float32),
-    torch.int8: (tl.int8, tl.int8),
-    torch.uint8: (tl.uint8, tl.uint8),
-    torch.int16: (tl.int16, tl.int16),
-    torch.int32: (tl.int32, tl.int32),
-    torch.int64: (tl.int64, tl.int64),
+    torch.float32: (tl.float32, tl.float32, 0),
+    torch.float64: (tl.float64, tl.float64, 0),
+    torch.bfloat16: (tl.bfloat16, tl.float32, 0),
+    torch.float16: (tl.float16, tl.float32, 0),
+    torch.float8_e4m3fn: (tl.uint8, tl.float32, 3),
+    torch.float8_e5m2: (tl.uint8, tl.float32, 2),
+    torch.int8: (tl.int8, tl.int8, 0),
+    torch.uint8: (tl.uint8, tl.uint8, 0),
+    torch.int16: (tl.int16, tl.int16, 0),
+    torch.int32: (tl.int32, tl.int32, 0),
+    torch.int64: (tl.int64, tl.int64, 0),
 }
-"""Types of elements, and what several sources are added up in before the sum is rounded once."""
+"""Types of elements: what the kernel loads, what an instruction adds its sources up in, and bits of the
+fraction where the kernel converts by itself.
+
+An instruction adds in the order of its sources and rounds once, to the nearest, to the even one of two. Of 8
+bits, what is too large becomes what torch at hand makes of it: infinite in e5m2, the largest number in e4m3fn
+(NaN by older torch). Kinds that do not add move bits, whatever they mean.
+"""
+
+_BITS = {1: tl.uint8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 
 OPERATIONS = ("sum", "max", "min")
 
@@ -73,6 +83,14 @@ def refuse_compiled(who: str) -> None:
         raise InputError(
             f"{who} needs Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported"
         )
+
+
+def element_constants(dtype: torch.dtype, adds: bool) -> dict[str, Any]:
+    """What the kernel is compiled for, by the type of elements and whether the collective adds them up."""
+    bits = _BITS[dtype.itemsize]
+    element, total, fraction = TYPES[dtype] if adds else (bits, bits, 0)
+    infinite = torch.tensor(torch.inf).to(dtype).view(torch.uint8) if fraction else 0
+    return {"DTYPE": element, "SUM": total, "FRACTION": fraction, "LARGEST": int(infinite)}
 
 
 def least_block(threads: int, vector: int) -> int:
@@ -130,6 +148,7 @@ class DeviceExecutor:
         wave = _wave(memory.device)
         self._plan, self._rank, self._memory, self._dtype = plan, rank, memory, dtype
         self._block = block or least_block(warps * wave, plan.shape.vector)
+        self._constants = element_constants(dtype, plan.schedule.collective.kind.reduces)
         self._warps, self.timeout_s, self._failed = warps, timeout_s, False
         self._is_on_host = memory.device.type == "cpu"
         self._counters = torch.full((plan.programs,), begun, dtype=torch.int32, device=memory.device)
@@ -220,12 +239,10 @@ class DeviceExecutor:
 
     def _launch(self, made: _Prepared, given: int, result: int, op: str, *, aligned: bool) -> None:
         shape = self._plan.shape
-        element, total = TYPES[self._dtype]
         kernel.run_schedule[(self._plan.programs,)](
             *made.tensors, given, result, self._addresses, self._counters, self._rank, self._plan.ranks,
-            made.pieces, shape.depth, shape.lanes, shape.ring, DTYPE=element, SUM=total, OP=op,
-            BLOCK=self._block, VECTOR=shape.vector, ALIGN=shape.vector if aligned else 1,
-            num_warps=self._warps,
+            made.pieces, shape.depth, shape.lanes, shape.ring, **self._constants, OP=op, BLOCK=self._block,
+            VECTOR=shape.vector, ALIGN=shape.vector if aligned else 1, num_warps=self._warps,
         )  # fmt: skip
 
     def _watch(self, is_over: Callable[[], bool]) -> None:

@@ -45,6 +45,41 @@ def _place(item, given, result, addresses, start, slot, DTYPE: tl.constexpr, ALI
 
 
 @triton.jit
+def _value(element, SUM: tl.constexpr, FRACTION: tl.constexpr):
+    """What an element adds to a sum: itself, or the float32 of 8 bits whose last `FRACTION` are its fraction.
+
+    By way of float16. No GPU's own conversions: sm_80 lacks a type, others saturate where torch does not.
+    """
+    if FRACTION == 0:
+        return element.to(SUM)
+    else:
+        code = element.to(tl.int32)
+        half = ((code & 0x80) << 8) | ((code & 0x7F) << (10 - FRACTION))
+        value = half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        if FRACTION == 3:  # it has another bias, and one NaN in place of what is not finite
+            value = tl.where((code & 0x7F) == 0x7F, float("nan"), value * 256)
+        return value
+
+
+@triton.jit
+def _element(total, DTYPE: tl.constexpr, FRACTION: tl.constexpr, LARGEST: tl.constexpr):
+    """A sum as an element, rounded to the nearest, to the even one of two."""
+    if FRACTION == 0:
+        return total.to(DTYPE)
+    else:
+        word = total.to(tl.int32, bitcast=True)
+        size = word & 0x7FFFFFFF
+        shift: tl.constexpr = 23 - FRACTION
+        least: tl.constexpr = (129 - 2 ** (6 - FRACTION)) << 23  # of what has its whole fraction, in float32
+        code = (size + ((1 << 23) + (1 << (shift - 1)) - 1 - least) + ((size >> shift) & 1)) >> shift
+        unit: tl.constexpr = 2.0 ** (2 + shift - 2 ** (6 - FRACTION))  # whose last bit is the least element
+        small = (size.to(tl.float32, bitcast=True) + unit).to(tl.int32, bitcast=True)
+        code = tl.where(size < least, small - (least + (shift << 23)), code)
+        code = tl.where(size > 0x7F800000, 0x7F, tl.minimum(code, LARGEST))
+        return (code | ((word >> 24) & 0x80)).to(DTYPE)
+
+
+@triton.jit
 def _combine(one, other, OP: tl.constexpr):
     if OP == "max":
         return tl.maximum(one, other)
@@ -56,26 +91,30 @@ def _combine(one, other, OP: tl.constexpr):
 
 @triton.jit
 def _block(row, items, given, result, addresses, start, slot, span, mask, DTYPE: tl.constexpr,
-           SUM: tl.constexpr, OP: tl.constexpr, ALIGN: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+           SUM: tl.constexpr, FRACTION: tl.constexpr, LARGEST: tl.constexpr, OP: tl.constexpr,
+           ALIGN: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """All targets become the sum of all sources; whole blocks without a mask, so that accesses are wide."""
     first = tl.load(row + 4)
     pointers = _place(items + first * 3, given, result, addresses, start, slot, DTYPE, ALIGN) + span
-    total = (tl.load(pointers) if WHOLE else tl.load(pointers, mask, 0)).to(SUM)
+    total = _value(tl.load(pointers) if WHOLE else tl.load(pointers, mask, 0), SUM, FRACTION)
     for at in range(first + 1, tl.load(row + 5)):
         pointers = _place(items + at * 3, given, result, addresses, start, slot, DTYPE, ALIGN) + span
-        total = _combine(total, (tl.load(pointers) if WHOLE else tl.load(pointers, mask, 0)).to(SUM), OP)
+        more = _value(tl.load(pointers) if WHOLE else tl.load(pointers, mask, 0), SUM, FRACTION)
+        total = _combine(total, more, OP)
+    rounded = _element(total, DTYPE, FRACTION, LARGEST)
     for at in range(tl.load(row + 6), tl.load(row + 7)):
         pointers = _place(items + at * 3, given, result, addresses, start, slot, DTYPE, ALIGN) + span
         if WHOLE:
-            tl.store(pointers, total.to(DTYPE))
+            tl.store(pointers, rounded)
         else:
-            tl.store(pointers, total.to(DTYPE), mask)
+            tl.store(pointers, rounded, mask)
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def run_schedule(rows, items, groups, given, result, addresses, counters, rank, ranks, pieces, depth,
-                 lanes, ring, DTYPE: tl.constexpr, SUM: tl.constexpr, OP: tl.constexpr,
-                 BLOCK: tl.constexpr, VECTOR: tl.constexpr, ALIGN: tl.constexpr):  # fmt: skip
+                 lanes, ring, DTYPE: tl.constexpr, SUM: tl.constexpr, FRACTION: tl.constexpr,
+                 LARGEST: tl.constexpr, OP: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+                 ALIGN: tl.constexpr):  # fmt: skip
     """Program `group * lanes + lane` does its lane of the chunks of its group.
 
     Args:
@@ -95,6 +134,8 @@ def run_schedule(rows, items, groups, given, result, addresses, counters, rank, 
         ring: slots of a message.
         DTYPE: of elements.
         SUM: what they are added up in.
+        FRACTION: bits of the fraction of elements that are floating-point numbers of 8 bits, else 0.
+        LARGEST: the bits of such an element that stands for what is too large.
         OP: "sum", "max" or "min".
         BLOCK: elements that are moved at once, a power of two.
         VECTOR: elements of 16 bytes.
@@ -126,10 +167,11 @@ def run_schedule(rows, items, groups, given, result, addresses, counters, rank, 
                     whole = size // BLOCK * BLOCK
                     for at in range(0, whole, BLOCK):
                         _block(row, items, given, result, addresses, start, slot, at + span, span < BLOCK,
-                               DTYPE, SUM, OP, ALIGN, True)  # fmt: skip
+                               DTYPE, SUM, FRACTION, LARGEST, OP, ALIGN, True)  # fmt: skip
                     if whole < size:
                         _block(row, items, given, result, addresses, start, slot, whole + span,
-                               span < size - whole, DTYPE, SUM, OP, ALIGN, False)  # fmt: skip
+                               span < size - whole, DTYPE, SUM, FRACTION, LARGEST, OP, ALIGN,
+                               False)  # fmt: skip
                     tl.debug_barrier()  # what all threads wrote comes before the flags that one raises
                     for at in range(tl.load(row + 8), tl.load(row + 9)):
                         theirs = tl.load(flags + tl.load(items + at * 3)).to(tl.pointer_type(tl.int32))

@@ -1,7 +1,11 @@
-"""Slots and flags that ranks reach of each other: of one process and its forks, or of GPUs by torch."""
+"""Slots and flags that ranks reach of each other: of one process and its forks, or of GPUs by torch.
+
+`paths` decides which of these a plan's ranks make.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -14,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from arborcast.backends.device.tables import ABORT, Shape
+from arborcast.backends.errors import ExecutionError
 
 _VECTOR = 16
 """Bytes at whose multiples staging begins."""
@@ -53,8 +58,10 @@ class PeerRanks:
     rendezvous: Callable[[torch.Tensor], Any]
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup) -> PeerRanks:
+    def of(cls, group: dist.ProcessGroup | PeerRanks) -> PeerRanks:
         """Those of a group of torch."""
+        if isinstance(group, PeerRanks):
+            return group
 
         def exchange(said: str) -> list[str]:
             of_ranks = [""] * group.size()
@@ -81,6 +88,22 @@ class PeerRanks:
             return memory
 
         return cls(rank, exchange, lambda own: symmetric().rendezvous(own, name))
+
+    def together(self, what: str, step: Callable[[], Any]) -> list[Any]:
+        """What a step gives on all ranks, as values of JSON.
+
+        Raises:
+            ExecutionError: it failed on one, which all say.
+        """
+        try:
+            said = [step(), None]
+        except RuntimeError as error:
+            said = [None, str(error).partition("\n")[0]]
+        of_ranks = [json.loads(one) for one in self.exchange(json.dumps(said))]
+        for rank, (_, reason) in enumerate(of_ranks):
+            if reason is not None:
+                raise ExecutionError(f"device: rank {rank} cannot {what}: {reason}")
+        return [given for given, _ in of_ranks]
 
 
 class SharedMemory:
@@ -129,7 +152,7 @@ class GroupMemory(SharedMemory):
     """
 
     def __init__(self, shape: Shape, itemsize: int, group: dist.ProcessGroup | PeerRanks) -> None:
-        ranks = group if isinstance(group, PeerRanks) else PeerRanks.of(group)
+        ranks = PeerRanks.of(group)
         self._lanes = shape.lanes
         self.device = torch.device("cpu")
         kept = _SHARED if Path(_SHARED).is_dir() else None
@@ -151,7 +174,39 @@ class GroupMemory(SharedMemory):
             shutil.rmtree(folder)
 
 
-class SymmetricMemory:
+class _GpuMemory:
+    """A tensor of each rank on its GPU, of one size: its slots, then its flags.
+
+    Args:
+        shape: of the plan.
+        itemsize: bytes of an element.
+        device: where the tensor of this rank lies; None for the current GPU.
+    """
+
+    _own: torch.Tensor
+    _starts: list[int]
+
+    def __init__(self, shape: Shape, itemsize: int, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cuda", torch.cuda.current_device())
+        self._lanes = shape.lanes
+        self._staging_bytes = -(-max(shape.staging) * itemsize // _VECTOR) * _VECTOR
+        self._bytes = self._staging_bytes + 4 * max(shape.flags) * shape.lanes
+
+    def _clear(self) -> None:
+        """Let all flags be 0 before any peer raises one."""
+        self._own.zero_()
+        torch.cuda.synchronize(self.device)
+
+    def addresses(self) -> list[int]:
+        """See `PeerMemory`; 0 of ranks whose memory this one does not reach."""
+        return self._starts + [start and start + self._staging_bytes for start in self._starts]
+
+    def abort(self, rank: int) -> None:
+        """See `PeerMemory`: of this rank only, whose watch it is."""
+        raise_word(self._own[self._staging_bytes :].view(torch.int32), self._lanes)
+
+
+class SymmetricMemory(_GpuMemory):
     """Of the GPUs of a process group, which torch maps into each other's processes.
 
     Torch maps all pairs, and fails where two GPUs cannot reach each other. Ranks that share a GPU, to try it
@@ -166,27 +221,70 @@ class SymmetricMemory:
     def __init__(self, shape: Shape, itemsize: int, group: dist.ProcessGroup | PeerRanks) -> None:
         from torch.distributed import _symmetric_memory as symmetric_memory
 
-        ranks = group if isinstance(group, PeerRanks) else PeerRanks.of(group)
-        self.device = torch.device("cuda", torch.cuda.current_device())
-        self._lanes = shape.lanes
-        self._staging_bytes = -(-max(shape.staging) * itemsize // _VECTOR) * _VECTOR
-        flags = max(shape.flags) * shape.lanes
-        self._own = symmetric_memory.empty(
-            self._staging_bytes + 4 * flags, dtype=torch.uint8, device=self.device
-        )
-        self._own.zero_()
-        torch.cuda.synchronize(self.device)
+        super().__init__(shape, itemsize)
+        ranks = PeerRanks.of(group)
+        self._own = symmetric_memory.empty(self._bytes, dtype=torch.uint8, device=self.device)
+        self._clear()
         self._handle = ranks.rendezvous(self._own)
         ranks.exchange("")
+        self._starts = list(self._handle.buffer_ptrs)
 
-    def addresses(self) -> list[int]:
-        """See `PeerMemory`."""
-        staging: list[int] = list(self._handle.buffer_ptrs)
-        return staging + [start + self._staging_bytes for start in staging]
 
-    def abort(self, rank: int) -> None:
-        """See `PeerMemory`: of this rank only, whose watch it is."""
-        raise_word(self._own[self._staging_bytes :].view(torch.int32), self._lanes)
+class IpcMemory(_GpuMemory):
+    """Of the GPUs of a schedule's neighbours alone, by IPC of CUDA or HIP as `torch.multiprocessing` has it.
+
+    Each handle is for one rank, which opens it once: torch keeps a rank's memory until all have let go of it,
+    or the rank has ended. Opened on the reader's GPU, access from there to where it lies comes with it (torch
+    asks for cudaIpcMemLazyEnablePeerAccess); opened where it lies, as `torch.multiprocessing` does, it would
+    be out of reach for kernels of the reader.
+
+    Args:
+        shape: of the plan.
+        itemsize: bytes of an element.
+        group: its ranks, in the order of the plan's; all must make the memory together.
+        neighbours: ranks whose memory this one opens, and which open its own.
+        device: where the tensor of this rank lies; None for the current GPU.
+
+    Raises:
+        ExecutionError: memory cannot be shared, on any rank.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        itemsize: int,
+        group: dist.ProcessGroup | PeerRanks,
+        neighbours: Sequence[int],
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(shape, itemsize, device)
+        ranks, index = PeerRanks.of(group), torch.cuda.current_device()
+        self._own = torch.empty(self._bytes, dtype=torch.uint8, device=self.device)
+        self._clear()
+        self._opened: dict[int, Any] = {}
+
+        def export() -> dict[str, Any]:
+            handles = {}
+            for peer in neighbours:
+                shared = cast(Any, self._own.untyped_storage())._share_cuda_()
+                _, handle, size, offset, counter, number, _, _ = shared
+                handles[str(peer)] = handle.hex(), size, offset, counter.hex(), number
+            return handles
+
+        def open_all() -> None:
+            for peer in neighbours:
+                handle, size, offset, counter, number = handles[peer][str(ranks.rank)]
+                place = bytes.fromhex(handle), size, offset, bytes.fromhex(counter), number
+                # No event to wait for: what is exported has been cleared.
+                self._opened[peer] = cast(Any, torch.UntypedStorage)._new_shared_cuda(
+                    index, *place, b"", False
+                )
+
+        handles = ranks.together("share memory by IPC", export)
+        ranks.together("open the memory of its neighbours by IPC", open_all)
+        self._starts = [0] * len(shape.staging)
+        for rank, held in {**self._opened, ranks.rank: self._own}.items():
+            self._starts[rank] = held.data_ptr()
 
 
 def raise_word(flags: torch.Tensor, lanes: int) -> None:

@@ -18,10 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arborcast.backends.device.executor import OPERATIONS, DeviceExecutor, refuse_compiled
-from arborcast.backends.device.memory import GroupMemory, SymmetricMemory
+from arborcast.backends.device.paths import make_memory
 from arborcast.backends.device.plan import DevicePlan
 from arborcast.backends.lowering.layout import lay_out
-from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.any_schedule import any_schedule_to_document
 from arborcast.synth.implicit_schedule import AnySchedule
@@ -46,15 +45,11 @@ class Operation:
     ) -> None:
         self._collective, self._op = plan.schedule.collective, op
         self._rank, self._ranks = group.rank(), len(self._collective.ranks)
-        memory: GroupMemory | SymmetricMemory
-        if device == "cpu":
-            memory = GroupMemory(plan.shape, dtype.itemsize, group)
-        else:
-            memory = SymmetricMemory(plan.shape, dtype.itemsize, group)
+        memory = make_memory(plan, dtype.itemsize, group, device)
         self._executor = DeviceExecutor(plan, self._rank, memory, dtype, timeout_s=timeout_s)
         unit = lay_out(plan.schedule, self._ranks)
         self._result_blocks = unit.output_elements(self._rank)
-        self._gives_blocks = self._collective.kind in {Kind.ALLGATHER, Kind.GATHER}
+        self._gives_blocks = self._collective.kind.gathers
         self.name = f"{self._collective.kind} {next(_NUMBERS)}"
         _MADE[self.name] = self
 
@@ -124,13 +119,15 @@ def compile(  # noqa: A001 - as torch names what it does
         group: of torch, with any backend; None for the default one.
         dtype: of the tensors, one of `executor.TYPES`.
         op: how contributions are combined: "sum", "max" or "min".
-        device: "cuda" for GPUs that all reach each other; "cpu" for a trial in Triton's interpreter.
+        device: "cuda" for GPUs of which neighbours in the schedule reach each other; "cpu" for a trial
+            in Triton's interpreter.
         timeout_s: of a call, after which it fails on all ranks.
         cut: `groups`, `lanes`, `piece` and `push` of `DevicePlan`; the same on all ranks.
 
     Raises:
         InputError: another number of ranks, an unknown operation, a schedule that the kernel does not serve,
-            ranks that were given different things, or a CPU without the interpreter.
+            ranks that were given different things, neighbours in the schedule whose GPUs do not reach each
+            other, or a CPU without the interpreter.
     """
     group = group or dist.group.WORLD
     if group is None:

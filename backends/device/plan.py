@@ -122,6 +122,14 @@ class DevicePlan:
         """Programs of each rank: one for each group and lane."""
         return len(self._groups) * self.shape.lanes
 
+    def neighbours(self, rank: int) -> list[int]:
+        """Ranks that a rank has messages with: it touches slots or flags of these alone, and these its own.
+
+        The same whether it pushes or pulls, as both ends of a message raise flags at the other.
+        """
+        ends = {(m.sender.rank, m.receiver.rank) for it in self._instructions for m in it.sends}
+        return sorted({other for pair in ends if rank in pair for other in pair} - {rank})
+
     def _values(self) -> list[_Instruction]:
         """The instructions of all ranks; one that comes later is made of one that stands before it."""
         found: list[_Instruction] = []

@@ -588,11 +588,18 @@ class Communicator:
             raise
 
     def _exchanged(self, said: str) -> list[str]:
-        """What all ranks have said, at most 256 bytes each, where they make memory for the kernel."""
-        own = torch.frombuffer(bytearray(said.encode().ljust(256, b"\0")), dtype=torch.uint8)
-        gathered = torch.empty(self.size * own.numel(), dtype=torch.uint8)
-        self._gather(gathered, own, CollectiveFingerprint(0, 0, -1, Kind.ALLGATHER, "kernel memory"))
-        return [bytes(row).rstrip(b"\0").decode() for row in gathered.view(self.size, -1).tolist()]
+        """What all ranks have said, where they make memory for the kernel."""
+        text = said.encode()
+
+        def gathered(own: Tensor) -> Tensor:
+            found = torch.empty(self.size * own.numel(), dtype=torch.uint8)
+            self._gather(found, own, CollectiveFingerprint(0, 0, -1, Kind.ALLGATHER, "kernel memory"))
+            return found.view(self.size, -1)
+
+        lengths = gathered(torch.tensor([len(text)]).view(torch.uint8)).view(torch.int64).flatten().tolist()
+        padded = bytearray(text.ljust(max(1, *lengths), b"\0"))
+        rows = gathered(torch.frombuffer(padded, dtype=torch.uint8)).tolist()
+        return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
 
     def _by_kernel(
         self,

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from arborcast.backends.device.cost import messages_us, predicted_us
 from arborcast.backends.device.executor import TYPES, DeviceExecutor
-from arborcast.backends.device.memory import GroupMemory, PeerRanks, SymmetricMemory
+from arborcast.backends.device.memory import PeerRanks
+from arborcast.backends.device.paths import make_memory
 from arborcast.backends.device.plan import DevicePlan
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.schedules.schedule_table import KernelEntry, ScheduleTable
@@ -102,10 +103,8 @@ class KernelCalls:
         key = table.digest, entry.from_bytes, dtype, tensor.device
         if key not in self._executors:
             plan = self._plan(entry.schedule, dtype.itemsize)
-            memory = GroupMemory if self._device == "cpu" else SymmetricMemory
-            self._executors[key] = DeviceExecutor(
-                plan, self._ranks.rank, memory(plan.shape, dtype.itemsize, self._ranks), dtype
-            )
+            memory = make_memory(plan, dtype.itemsize, self._ranks, self._device)
+            self._executors[key] = DeviceExecutor(plan, self._ranks.rank, memory, dtype)
         digest = hashlib.sha256(f"{table.digest}/{entry.from_bytes}/kernel".encode()).digest()[:8]
         return digest, self._executors[key]
 

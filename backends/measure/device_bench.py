@@ -33,7 +33,10 @@ JOB, RESULT = "job.json", "result.json"
 """Files of the folder: a `DeviceJob`, and what rank 0 says."""
 
 FORMAT = "arborcast.device-results/1"
-TYPES = ("float32", "float64", "bfloat16", "float16", "int8", "uint8", "int16", "int32", "int64")
+TYPES = (
+    *("float32", "float64", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"),
+    *("int8", "uint8", "int16", "int32", "int64"),
+)
 """Of elements, those of `device.executor.TYPES`."""
 
 LENGTHS = {"cpu": (1, 37, 64), "cuda": (1, 37, 1000, 4096, 99_991, 1 << 20)}

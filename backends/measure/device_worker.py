@@ -33,8 +33,9 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.formats.any_schedule import read_schedule
 from arborcast.synth.implicit_schedule import AnySchedule
 
+_LARGEST_SUMS = {"float8_e4m3fn": 16, "float8_e5m2": 8}
 _LARGEST_SUM = 120
-"""Of one element over all ranks, so that it is exact in every type."""
+"""Of one element over all ranks, so that it is exact in types of 8 bits that are named, and in all others."""
 
 Call: TypeAlias = Callable[[], Any]
 
@@ -101,11 +102,12 @@ class DeviceRank:
                         rows += self._timed(schedule, call, size)
         return {"device": self._described(), "checks": checks, "rows": rows}
 
-    def _given(self, collective: Collective, length: int, seed: int) -> Tensor:
+    def _given(self, collective: Collective, length: int, seed: int, dtype: str) -> Tensor:
         """What this rank gives: blocks of so many small whole numbers."""
         drawn = torch.Generator().manual_seed(seed * self._host.size() + self._host.rank())
         elements = length * (1 if collective.kind.gathers else blocks_in(collective))
-        most = max(1, _LARGEST_SUM // self._host.size())
+        largest = _LARGEST_SUMS.get(dtype, _LARGEST_SUM)
+        most = max(int(self._host.rank() < largest), largest // self._host.size())
         return torch.randint(0, most + 1, (elements,), generator=drawn)
 
     def checked(self, collective: Collective, call: Operation, dtype: str) -> dict[str, Any]:
@@ -114,7 +116,7 @@ class DeviceRank:
         for length in self._job.lengths:
             pairs = []
             for seed in range(2):
-                exact = self._given(collective, length, seed)
+                exact = self._given(collective, length, seed, dtype)
                 given = exact.to(getattr(torch, dtype)).to(self._device)
                 pairs.append((exact, given, call(given)))
             call.finish()
@@ -132,10 +134,11 @@ class DeviceRank:
 
     def _timed(self, schedule: AnySchedule, call: Operation, size: int) -> Iterator[dict[str, Any]]:
         """A row for each way to make the call, all in turns."""
-        collective, dtype = schedule.collective, getattr(torch, self._job.dtypes[0])
+        collective, name = schedule.collective, self._job.dtypes[0]
+        dtype = getattr(torch, name)
         blocks, ranks = blocks_in(collective), self._host.size()
         length = max(1, size // (dtype.itemsize * blocks))
-        given = self._given(collective, length, 0).to(dtype).to(self._device)
+        given = self._given(collective, length, 0, name).to(dtype).to(self._device)
         call.prepare(tuple(given.shape))
         library = "gloo" if not self._on_gpu else "RCCL" if torch.version.hip else "NCCL"
         calls: dict[tuple[str, bool], Call] = {

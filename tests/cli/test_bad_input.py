@@ -52,7 +52,8 @@ def test_wrong_input_is_one_line_and_status_2(
     monkeypatch.setattr(jobs, "CONNECT_S", 0.5)  # Dask asks again and again meanwhile
     ran = command(*(word.format(**places) for word in shlex.split(line)))
     refused(ran, *(fact.format(**places) for fact in facts))
-    assert "_" not in ran.err.replace(places["folder"], ""), "an argument of Python"
+    said = ran.err.replace(places["folder"], "").replace("float8_", "float8")  # a type's name in torch
+    assert "_" not in said, "an argument of Python"
 
 
 @pytest.mark.parametrize(

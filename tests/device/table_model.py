@@ -7,7 +7,7 @@ the corpus; what is right in every order is for `tests.support.device_check` to 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,18 @@ class Memory:
         self.done = 0  # pieces of all calls
 
 
+def total_of(sources: Sequence[Array]) -> Array:
+    """The sum of arrays, in their order."""
+    return sum(sources[1:], start=sources[0])
+
+
 def run_model(
-    memory: Memory, tables: Sequence[Tables], inputs: Sequence[Array], outputs: Sequence[Array], seed: int = 0
+    memory: Memory,
+    tables: Sequence[Tables],
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    seed: int = 0,
+    total: Callable[[Sequence[Array]], Array] = total_of,
 ) -> None:
     """One call of all ranks.
 
@@ -55,12 +65,13 @@ def run_model(
         inputs: of all ranks.
         outputs: of all ranks; the same array where a rank works in place.
         seed: of the order.
+        total: what an instruction makes of its sources.
 
     Raises:
         RuntimeError: programs wait for ever.
     """
     running = [
-        _program(memory, table, rank, (inputs[rank], outputs[rank]), group, lane)
+        _program(memory, table, rank, (inputs[rank], outputs[rank]), (group, lane), total)
         for rank, table in enumerate(tables)
         for group in range(len(table.groups) - 1)
         for lane in range(memory.shape.lanes)
@@ -82,10 +93,15 @@ def run_model(
 
 
 def _program(
-    memory: Memory, table: Tables, rank: int, buffers: tuple[Array, Array], group: int, lane: int
+    memory: Memory,
+    table: Tables,
+    rank: int,
+    buffers: tuple[Array, Array],
+    program: tuple[int, int],
+    total: Callable[[Sequence[Array]], Array],
 ) -> Iterator[bool]:
-    """One program; says whether it has done a row or waits."""
-    shape = memory.shape
+    """The program of a group and lane; says whether it has done a row or waits."""
+    shape, (group, lane) = memory.shape, program
     first, end = table.groups[group : group + 2].tolist()
     rows, items = table.rows[first:end].tolist(), table.items.tolist()
     parts = shape.lanes * table.pieces
@@ -113,11 +129,9 @@ def _program(
                 array = memory.staging[buffer - FIRST_STAGING] if buffer > OUTPUT else buffers[buffer]
                 return array[begin : begin + stop - start]
 
-            total = place(sources[0]).copy()
-            for source in sources[1:]:
-                total += place(source)
+            value = total([place(source).copy() for source in sources])
             for target in targets:
-                place(target)[:] = total
+                place(target)[:] = value
             for peer, flag, _ in signals:
                 memory.flags[peer][flag, lane] = number + 1
             yield True

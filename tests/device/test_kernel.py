@@ -22,6 +22,15 @@ FEW = [
     Case("full:2", "allreduce", (37, 5, 0, 64)),
     Case("full:3", "allreduce", (33, 33), dtype="bfloat16", in_place=True, push=False),
     Case("ring:4", "allgather", (37,), dtype="int32", late=1),
+    Case("dgx1", "allreduce", (37, 5), ranks=(0, 1, 4), ipc=True),
+    Case("full:3", "allreduce", (150,), dtype="float8_e4m3fn", bits=True),
+    Case("full:2", "allgather", (37,), dtype="float8_e5m2", bits=True),
+]
+
+BY_IPC = [
+    Case(fabric, kind, (75, 13), ranks=ranks, push=push, ipc=True)
+    for fabric, ranks in (("dgx1", ()), ("dgx1", (0, 1, 2, 3, 4, 5)), ("dgx1", (0, 1, 4)), ("a100-pcie", ()))
+    for kind, push in (("allreduce", True), ("allreduce", False), ("allgather", False))
 ]
 
 
@@ -29,6 +38,14 @@ def all_cases() -> Iterator[Case]:
     for push in (True, False):
         for dtype in TYPES:
             yield Case("full:4", "allreduce", (151, 150), dtype=dtype, push=push)
+        for dtype in (
+            "float8_e4m3fn",
+            "float8_e5m2",
+            "float16",
+            "float32",
+        ):  # bfloat16 the interpreter cuts off
+            for kind in ("allreduce", "reduce-scatter", "allgather"):
+                yield Case("full:4", kind, (151, 150), dtype=dtype, push=push, bits=True)
         for fabric in FABRICS:
             for kind in ("allreduce", "allgather"):
                 yield Case(fabric, kind, (77, 13), push=push)
@@ -81,7 +98,9 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         rank(torch.zeros(18)[::2], whole, 9)
     with pytest.raises(InputError, match="operation must be one of sum, max, min, got mean"):
         rank(whole, whole, 9, "mean")
-    with pytest.raises(InputError, match=r"type must be one of 9 of the plan's item size, got torch.float16"):
+    with pytest.raises(
+        InputError, match=r"type must be one of 11 of the plan's item size, got torch.float16"
+    ):
         DeviceExecutor(plan, 0, SharedMemory(plan.shape, 4), torch.float16)
 
 
@@ -92,6 +111,6 @@ def test_a_missing_peer_ends_the_call_in_time(outcomes: list[str]) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 def test_the_kernel_is_exact_for_all_kinds_and_types() -> None:
-    cases = list(all_cases())
+    cases = [*all_cases(), *BY_IPC]
     assert len(cases) >= 80
     assert [(case, said) for case, said in zip(cases, run_cases(cases), strict=True) if said != "right"] == []

@@ -53,6 +53,26 @@ def test_every_kind_gives_what_it_must_also_where_it_is_traced(kinds: list[str])
         assert found == dict.fromkeys(kinds, (True, True))
 
 
+def sums_of_all_pairs(rank: int, size: int, dtype_name: str) -> int:
+    """Sums that are not torch's of float32, rounded by it, bit for bit, of all pairs of 8 bits."""
+    from arborcast.backends import device
+
+    sleep_while_waiting()
+    dtype, codes = getattr(torch, dtype_name), torch.arange(256).to(torch.uint8)
+    pairs = [codes.repeat_interleave(256).view(dtype), codes.repeat(256).view(dtype)]
+    schedule = synth.solve(topologies.load("full:2"), "allreduce")
+    got = device.compile(schedule, dtype=dtype, device="cpu")(pairs[rank])
+    want = (pairs[0].float() + pairs[1].float()).to(dtype)
+    are_numbers = ~(got.float().isnan() & want.float().isnan())
+    return int(((got.view(torch.uint8) != want.view(torch.uint8)) & are_numbers).sum())
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_eight_bits_are_rounded_as_torch_does(dtype: str) -> None:
+    """Ties, numbers below the least normal one, what is too large, infinities and NaN among them."""
+    assert run_ranks(2, sums_of_all_pairs, dtype, environ=INTERPRETED) == [0, 0]
+
+
 def refusals(rank: int, size: int) -> list[str]:
     from arborcast.backends import device
 

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from arborcast.backends.device.executor import DeviceExecutor
-from arborcast.backends.device.memory import SharedMemory, SymmetricMemory
+from arborcast.backends.device.memory import IpcMemory, PeerMemory, SharedMemory, SymmetricMemory
 from arborcast.backends.device.plan import DevicePlan
 from arborcast.backends.errors import ExecutionError
-from tests.device.rank_processes import Case, drawn, planned
+from tests.device.rank_processes import Case, differing, drawn, planned, tensor_of
 from tests.device.test_kernel import TYPES, all_cases
 from tests.gpu.sharing import take_gpu
 from tests.support.definition import whole_call
@@ -34,7 +34,7 @@ def on_streams(case: Case) -> str:
     ]
     calls: list[tuple[int, list[torch.Tensor], list[torch.Tensor], list[Any]]] = []
     for count, inputs, wanted in drawn(case, plan):
-        given = [torch.from_numpy(it).to(dtype).cuda() for it in inputs]
+        given = [tensor_of(case, it).cuda() for it in inputs]
         room = given if case.in_place else [torch.full((count,), 99).to(dtype).cuda() for _ in ranks]
         calls.append((count, given, room, wanted))
         for it in executors:
@@ -50,16 +50,16 @@ def on_streams(case: Case) -> str:
     for rank in ranks:
         with torch.cuda.stream(streams[rank]):
             executors[rank].finish()
-    wrong = 0
-    for _, _, room, wanted in calls:
-        for got, want in zip(room, wanted, strict=True):
-            expected = torch.from_numpy(np.asarray(want)).to(dtype)
-            wrong += int((got.cpu()[: len(expected)] != expected).sum())
+    wrong = sum(
+        differing(case, got, want)
+        for _, _, room, wanted in calls
+        for got, want in zip(room, wanted, strict=True)
+    )
     return f"{wrong} wrong" if wrong else "right"
 
 
 def test_the_kernel_is_exact_on_a_gpu() -> None:
-    cases = list(all_cases())
+    cases = [*all_cases(), Case("full:4", "allreduce", (151, 150), dtype="bfloat16", bits=True)]
     assert [(case, said) for case in cases if (said := on_streams(case)) != "right"] == []
 
 
@@ -82,14 +82,19 @@ def test_a_missing_peer_ends_the_call_in_time() -> None:
         executor(whole, whole, 9)
 
 
-def by_symmetric_memory(rank: int, size: int, dtype_name: str) -> list[str]:
+def by_processes(rank: int, size: int, dtype_name: str, by: str) -> list[str]:
+    """What became of calls of all ranks over one kind of memory."""
     device = take_gpu(rank, size)
     dtype = getattr(torch, dtype_name)
     found = []
     for kind, options in (("allreduce", {}), ("allgather", {}), ("broadcast", {"root": 1}), ("alltoall", {})):
         plan = planned(Case("full:4", kind, solve=options, dtype=dtype_name))
         assert dist.group.WORLD is not None
-        memory = SymmetricMemory(plan.shape, dtype.itemsize, dist.group.WORLD)
+        memory: PeerMemory
+        if by == "IPC":
+            memory = IpcMemory(plan.shape, dtype.itemsize, dist.group.WORLD, plan.neighbours(rank))
+        else:
+            memory = SymmetricMemory(plan.shape, dtype.itemsize, dist.group.WORLD)
         executor = DeviceExecutor(plan, rank, memory, dtype, timeout_s=30.0)
         wrong = 0
         for seed, count in enumerate((1000, 1000, 40, 4096)):
@@ -146,14 +151,17 @@ SHARED = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
 
 
 @pytest.mark.parametrize("dtype", [it for it in TYPES if it in ("float32", "bfloat16", "int64")])
-def test_processes_over_symmetric_memory(dtype: str) -> None:
+@pytest.mark.parametrize("by", ["symmetric memory", "IPC"])
+def test_processes_over_shared_memory(dtype: str, by: str) -> None:
     right = [f"{kind}: 0 wrong" for kind in ("allreduce", "allgather", "broadcast", "alltoall")]
-    assert run_ranks(4, by_symmetric_memory, dtype, environ=SHARED) == [right] * 4
+    assert run_ranks(4, by_processes, dtype, by, environ=SHARED) == [right] * 4
 
 
 def test_replays_of_a_graph() -> None:
     assert run_ranks(4, captured, environ=SHARED) == [[6.0, 10.0, 14.0, 18.0]] * 4
 
 
-def test_an_operation_over_symmetric_memory() -> None:
-    assert run_ranks(4, by_operation, environ=SHARED) == [(True, True)] * 4
+@pytest.mark.parametrize("environ", [SHARED, {}], ids=["as torch lets them share", "as they are"])
+def test_an_operation_over_the_memory_that_ranks_choose(environ: dict[str, str]) -> None:
+    """By IPC where ranks share a GPU, and torch's symmetric memory is not told to let them."""
+    assert run_ranks(4, by_operation, environ=environ) == [(True, True)] * 4

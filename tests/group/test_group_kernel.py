@@ -179,6 +179,18 @@ def test_several_calls_in_flight() -> None:
     assert launch(in_flight, ranks=3, topology="ring:3") == [[True] * 6] * 3
 
 
+SAID = ("", "ü" * 400, "handle " * 700)
+
+
+def exchanged(rank: int, size: int) -> tuple[str, ...]:
+    group: Any = dist.group.WORLD
+    return tuple(group._communicator._exchanged(SAID[rank]))
+
+
+def test_ranks_that_make_memory_may_say_much_or_nothing() -> None:
+    assert launch(exchanged, ranks=3, topology="ring:3") == [SAID] * 3
+
+
 def poll_fails(strike: Callable[[], None]) -> None:
     """Have something happen to this process when its kernel polls for the third time from now on."""
     from triton.runtime.interpreter import InterpreterBuilder
