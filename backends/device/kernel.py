@@ -1,7 +1,8 @@
 """The kernel in Triton: a program goes through the rows of its group, as `tables` describes them.
 
-Runs on GPUs by Triton's compiler and on CPUs, for tests, by its interpreter (TRITON_INTERPRET=1). A flag is
-polled by an atomic addition of 0 and raised by an atomic exchange, which every Triton since 3.0 has.
+Runs on GPUs by Triton's compiler and on CPUs, for tests, by its interpreter (TRITON_INTERPRET=1). Since Triton
+3.9 flags are loaded and stored: one fence comes after all that an instruction waits for, one before all that it
+raises. Before, a flag is polled by an atomic addition of 0 and raised by an atomic exchange, each with a fence.
 """
 
 from __future__ import annotations
@@ -12,19 +13,46 @@ import triton.language as tl
 _NUMBERS = ("given", "result", "rank", "ranks", "pieces", "depth", "lanes", "ring")
 """Arguments whose values make no other kernel: ranks compile, and load, the same one."""
 
+_PLAIN = tl.constexpr(hasattr(tl, "atomic_store"))
+"""Whether an atomic load is followed, and a store preceded, by a fence of its own for all that is ordered."""
+
+_EACH = tl.constexpr("relaxed" if _PLAIN else "acquire")
+_OTHERS = tl.constexpr("relaxed" if _PLAIN else "release")
+"""The order of a poll, and of each flag but the first that an instruction raises."""
+
 
 @triton.jit
 def _wait(own, items, first, end, number, lanes, lane):
     """Until all flags have come to their goals, modulo 2^32, or the host aborts; the abort word."""
-    aborted = tl.atomic_add(own + lane, 0, sem="relaxed", scope="sys")
+    aborted = _seen(own + lane, "relaxed")
     for at in range(first, end):
         flag = own + tl.load(items + at * 3) * lanes + lane
         goal = number + 1 - tl.load(items + at * 3 + 1).to(tl.int32)
-        seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+        seen = _seen(flag, _EACH)
         while (seen - goal < 0) & (aborted == 0):
-            aborted = tl.atomic_add(own + lane, 0, sem="relaxed", scope="sys")
-            seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+            aborted = _seen(own + lane, "relaxed")
+            seen = _seen(flag, _EACH)
+    if _PLAIN:
+        aborted = _seen(own + lane, "acquire")  # with a fence for all that was seen before
     return aborted
+
+
+@triton.jit
+def _seen(flag, ORDER: tl.constexpr):
+    if _PLAIN:
+        return tl.atomic_load(flag, sem=ORDER, scope="sys")
+    else:
+        return tl.atomic_add(flag, 0, sem=ORDER, scope="sys")
+
+
+@triton.jit
+def _raise(item, flags, number, lanes, lane, ORDER: tl.constexpr):
+    """Raise a flag, which no other program writes."""
+    theirs = tl.load(flags + tl.load(item)).to(tl.pointer_type(tl.int32)) + tl.load(item + 1) * lanes + lane
+    if _PLAIN:
+        tl.atomic_store(theirs, number, sem=ORDER, scope="sys")
+    else:
+        tl.atomic_xchg(theirs, number, sem=ORDER, scope="sys")
 
 
 @triton.jit
@@ -173,8 +201,9 @@ def run_schedule(rows, items, groups, given, result, addresses, counters, rank, 
                                span < size - whole, DTYPE, SUM, FRACTION, LARGEST, OP, ALIGN,
                                False)  # fmt: skip
                     tl.debug_barrier()  # what all threads wrote comes before the flags that one raises
-                    for at in range(tl.load(row + 8), tl.load(row + 9)):
-                        theirs = tl.load(flags + tl.load(items + at * 3)).to(tl.pointer_type(tl.int32))
-                        theirs += tl.load(items + at * 3 + 1) * lanes + lane
-                        tl.atomic_xchg(theirs, number + 1, sem="release", scope="sys")
+                    signal, last = tl.load(row + 8), tl.load(row + 9)
+                    if signal < last:  # one fence, by the first
+                        _raise(items + signal * 3, flags, number + 1, lanes, lane, "release")
+                    for at in range(signal + 1, last):
+                        _raise(items + at * 3, flags, number + 1, lanes, lane, _OTHERS)
     tl.store(counters + program, begun + pieces)

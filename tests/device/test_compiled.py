@@ -24,6 +24,7 @@ from arborcast.synth.errors import InputError
 
 NVIDIA = (80, 90, 100)
 WARPS = 4
+STORES = hasattr(triton.language, "atomic_store")  # since 3.9
 OBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -49,12 +50,18 @@ def made(target: GPUTarget, dtype: torch.dtype, folder: Path, *, aligned: bool =
 def check_nvidia(architecture: int, dtype: torch.dtype, folder: Path) -> None:
     kernel = made(GPUTarget("cuda", architecture, 32), dtype, folder)
     ptx = kernel.asm["ptx"]
-    raised = [found.start() for found in re.finditer(r"atom\.\S*exch", ptx)]
-    assert raised and all("sys.release" in ptx[at : at + 40] for at in raised)
+    if STORES:
+        first, *others = [found.start() for found in re.finditer(r"st\.relaxed\.sys", ptx)]
+        after, before = (found.start() for found in re.finditer(r"fence\.\w+\.sys", ptx))  # no more of them
+        assert len(others) == 1 and ptx.rindex("bar.sync", 0, first) < before < first
+        assert re.search(r"ld\.relaxed\.sys", ptx[:after]) and "atom." not in ptx
+        raised = [first]
+    else:
+        raised = [found.start() for found in re.finditer(r"atom\.\S*exch", ptx)]
+        assert raised and all("sys.release" in ptx[at : at + 40] for at in raised)
+        assert re.search(r"(ld|atom)\.global\.sys\.acquire", ptx)
     for at in raised:  # no thread writes between the barrier and the flag that one raises
-        since = ptx[ptx.rindex("bar.sync", 0, at) : at]
-        assert "st.global" not in since
-    assert re.search(r"(ld|atom)\.global\.sys\.acquire", ptx)
+        assert "st.global" not in ptx[ptx.rindex("bar.sync", 0, at) : at]
     assert re.search(r"ld\.global\.v[24]", ptx) and re.search(r"st\.global\.v[24]", ptx)
     widths = {int(lanes) * int(bits) for lanes, bits in re.findall(r"st\.global\.v(\d)\.b(\d+)", ptx)}
     assert widths == {128}
@@ -72,8 +79,10 @@ def writes_are_ordered(code: str) -> bool:
     On AMD a barrier waits for no writes; `s_waitcnt vmcnt(0)` of each wave before it does.
     """
     lines = code.splitlines()
-    raised = [at for at, line in enumerate(lines) if "global_atomic_swap" in line]
-    for at in raised:
+    barriers = [at for at, line in enumerate(lines) if "s_barrier" in line]
+    flag = "global_store_dword v" if STORES else "global_atomic_swap"  # the counter's address is scalar
+    raised = [at for at in range(barriers[-1], len(lines)) if flag in lines[at] and ", off" in lines[at]]
+    for at in raised[: 1 if STORES else None]:  # the others follow the first
         barrier = max(one for one in range(at) if "s_barrier" in lines[one])
         if not any("buffer_wbl2" in line for line in lines[barrier:at]):
             return False
