@@ -1,8 +1,9 @@
 """The kernel in Triton: a program goes through the rows of its group, as `tables` describes them.
 
-Runs on GPUs by Triton's compiler and on CPUs, for tests, by its interpreter (TRITON_INTERPRET=1). Since Triton
-3.9 flags are loaded and stored: one fence comes after all that an instruction waits for, one before all that it
-raises. Before, a flag is polled by an atomic addition of 0 and raised by an atomic exchange, each with a fence.
+Runs on GPUs by Triton's compiler and on CPUs, for tests, by its interpreter (TRITON_INTERPRET=1). Since
+Triton 3.9 flags are loaded and stored: one fence comes after all that an instruction waits for, one before
+all that it raises. Before, a flag is polled by an atomic addition of 0 and raised by an atomic exchange, each
+with a fence.
 """
 
 from __future__ import annotations
