@@ -130,8 +130,8 @@ def test_solvers_find_what_there_is_and_prove_what_there_is_not(
         assert solved(topology, collective, method, (chunks, steps, least - 1)) is None
 
 
-def frontier_of(topology: Topology, kind: Collective | str) -> Frontier:
-    found = synth.pareto(topology, kind, cache=False)
+def frontier_of(topology: Topology, kind: Collective | str, max_steps: int | None = None) -> Frontier:
+    found = synth.pareto(topology, kind, max_steps=max_steps, cache=False)
     for point in found.points:
         assert synth.verify(point.schedule).correct
         assert sum(point.schedule.rounds or ()) == point.rounds
@@ -145,7 +145,7 @@ def frontier_of(topology: Topology, kind: Collective | str) -> Frontier:
 @given(questions())
 def test_a_proved_frontier_has_no_better_schedule(question: tuple[Topology, Collective, int]) -> None:
     topology, collective, chunks = question
-    for point in frontier_of(topology, collective).points:
+    for point in frontier_of(topology, collective, 4).points:  # some have no end, and take ever longer
         fewer = -(-point.rounds * chunks // point.chunks) - 1  # a smaller ratio of that many chunks
         assert not exists(topology, collective, chunks, point.steps, fewer)
         if point.chunks == chunks and point.is_proved:
