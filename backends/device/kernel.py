@@ -14,8 +14,10 @@ import triton.language as tl
 _NUMBERS = ("given", "result", "rank", "ranks", "pieces", "depth", "lanes", "ring")
 """Arguments whose values make no other kernel: ranks compile, and load, the same one."""
 
-_PLAIN = tl.constexpr(hasattr(tl, "atomic_store"))
-"""Whether an atomic load is followed, and a store preceded, by a fence of its own for all that is ordered."""
+_PLAIN = tl.constexpr(hasattr(tl, "atomic_store") and not triton.knobs.runtime.interpret)
+"""Whether flags are loaded and stored. The compiler makes of an ordered load a load and then a fence, and of
+a store a fence and then the store, so that one fence orders what else the thread has loaded or stores
+(`tests/device/test_compiled.py` reads it); the interpreter's have no order."""
 
 _EACH = tl.constexpr("relaxed" if _PLAIN else "acquire")
 _OTHERS = tl.constexpr("relaxed" if _PLAIN else "release")
@@ -33,8 +35,8 @@ def _wait(own, items, first, end, number, lanes, lane):
         while (seen - goal < 0) & (aborted == 0):
             aborted = _seen(own + lane, "relaxed")
             seen = _seen(flag, _EACH)
-    if _PLAIN:
-        aborted = _seen(own + lane, "acquire")  # with a fence for all that was seen before
+    if _PLAIN and first < end:
+        aborted = _seen(own + lane, "acquire")  # for its fence, behind all that was seen
     return aborted
 
 

@@ -1,4 +1,4 @@
-"""Slots and flags that ranks reach of each other: of one process and its forks, or of GPUs by torch.
+"""Slots and flags that ranks reach of each other: of processes of one host, or of GPUs by torch.
 
 `paths` decides which of these a plan's ranks make.
 """
@@ -79,15 +79,23 @@ class PeerRanks:
     def by_store(
         cls, store: Any, name: str, rank: int, size: int, exchange: Callable[[str], Sequence[str]]
     ) -> PeerRanks:
-        """The same without a group of torch: by a store for them alone, and a name that no others have."""
+        """The same by a store for them alone, and a name that no others have.
+
+        Torch finds the ranks of symmetric memory by the name of a group: it gets one without a backend.
+        """
+        c10d = cast(Any, torch._C._distributed_c10d)
 
         @cache
-        def symmetric() -> Any:
-            memory = cast(Any, torch._C._distributed_c10d)._SymmetricMemory
-            memory.set_group_info(name, rank, size, store)
-            return memory
+        def group() -> Any:
+            made = c10d.ProcessGroup(store, rank, size)
+            c10d._register_process_group(name, made)  # which does not keep it; this cache does
+            return made
 
-        return cls(rank, exchange, lambda own: symmetric().rendezvous(own, name))
+        def rendezvous(own: torch.Tensor) -> Any:
+            group()
+            return c10d._SymmetricMemory.rendezvous(own, name)
+
+        return cls(rank, exchange, rendezvous)
 
     def together(self, what: str, step: Callable[[], Any]) -> list[Any]:
         """What a step gives on all ranks, as values of JSON.
@@ -97,7 +105,7 @@ class PeerRanks:
         """
         try:
             said = [step(), None]
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:  # of torch without GPUs, too
             said = [None, str(error).partition("\n")[0]]
         of_ranks = [json.loads(one) for one in self.exchange(json.dumps(said))]
         for rank, (_, reason) in enumerate(of_ranks):
@@ -124,6 +132,7 @@ class SharedMemory:
             torch.zeros(size * shape.lanes, dtype=torch.int32, device=device) for size in shape.flags
         ]
         self.device = self._flags[0].device
+        self._aside = _stream_aside(self.device)
         for tensor in (*self._staging, *self._flags) if self.device.type == "cpu" else ():
             tensor.share_memory_()  # type: ignore[no-untyped-call]
 
@@ -134,7 +143,7 @@ class SharedMemory:
 
     def abort(self, rank: int) -> None:
         """See `PeerMemory`."""
-        raise_word(self._flags[rank], self._lanes)
+        _raise_word(self._flags[rank], self._lanes, self._aside)
 
     def start_at(self, number: int) -> None:
         """Let all flags stand where so many pieces have been done; executors must begin there, too."""
@@ -153,7 +162,7 @@ class GroupMemory(SharedMemory):
 
     def __init__(self, shape: Shape, itemsize: int, group: dist.ProcessGroup | PeerRanks) -> None:
         ranks = PeerRanks.of(group)
-        self._lanes = shape.lanes
+        self._lanes, self._aside = shape.lanes, None
         self.device = torch.device("cpu")
         kept = _SHARED if Path(_SHARED).is_dir() else None
         folder = tempfile.mkdtemp(prefix="arborcast-", dir=kept) if ranks.rank == 0 else ""
@@ -188,7 +197,7 @@ class _GpuMemory:
 
     def __init__(self, shape: Shape, itemsize: int, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cuda", torch.cuda.current_device())
-        self._lanes = shape.lanes
+        self._lanes, self._aside = shape.lanes, _stream_aside(self.device)
         self._staging_bytes = -(-max(shape.staging) * itemsize // _VECTOR) * _VECTOR
         self._bytes = self._staging_bytes + 4 * max(shape.flags) * shape.lanes
 
@@ -203,7 +212,7 @@ class _GpuMemory:
 
     def abort(self, rank: int) -> None:
         """See `PeerMemory`: of this rank only, whose watch it is."""
-        raise_word(self._own[self._staging_bytes :].view(torch.int32), self._lanes)
+        _raise_word(self._own[self._staging_bytes :].view(torch.int32), self._lanes, self._aside)
 
 
 class SymmetricMemory(_GpuMemory):
@@ -258,12 +267,13 @@ class IpcMemory(_GpuMemory):
         device: torch.device | None = None,
     ) -> None:
         super().__init__(shape, itemsize, device)
-        ranks, index = PeerRanks.of(group), torch.cuda.current_device()
-        self._own = torch.empty(self._bytes, dtype=torch.uint8, device=self.device)
-        self._clear()
+        ranks = PeerRanks.of(group)
+        index = self.device.index if self.device.type == "cuda" else torch.cuda.current_device()
         self._opened: dict[int, Any] = {}
 
         def export() -> dict[str, Any]:
+            self._own = torch.empty(self._bytes, dtype=torch.uint8, device=self.device)
+            self._clear()
             handles = {}
             for peer in neighbours:
                 shared = cast(Any, self._own.untyped_storage())._share_cuda_()
@@ -287,13 +297,26 @@ class IpcMemory(_GpuMemory):
             self._starts[rank] = held.data_ptr()
 
 
-def raise_word(flags: torch.Tensor, lanes: int) -> None:
-    """Raise the abort word among a rank's flags, for every lane; no kernel that waits holds this up."""
+def _stream_aside(device: torch.device) -> Any:
+    """A stream of a GPU on which no kernel waits, with what writes a word loaded; None on the host.
+
+    Of high priority, as torch gives the streams of each priority out again and again.
+    """
+    if device.type == "cpu":
+        return None
+    stream = cast(Any, torch.cuda).Stream(device, priority=-1)
+    with torch.cuda.stream(stream):
+        torch.empty(1, dtype=torch.int32, device=device).fill_(1)
+    stream.synchronize()
+    return stream
+
+
+def _raise_word(flags: torch.Tensor, lanes: int, aside: Any) -> None:
+    """Raise the abort word among a rank's flags, for every lane."""
     words = flags[ABORT * lanes : (ABORT + 1) * lanes]
-    if flags.device.type == "cpu":
+    if aside is None:
         words.fill_(1)
         return
-    stream = cast(Any, torch.cuda).Stream(flags.device)
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(aside):
         words.fill_(1)
-    stream.synchronize()
+    aside.synchronize()

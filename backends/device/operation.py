@@ -132,6 +132,10 @@ def compile(  # noqa: A001 - as torch names what it does
     group = group or dist.group.WORLD
     if group is None:
         raise InputError("device: needs a group: call torch.distributed.init_process_group first")
+    text = json.dumps(any_schedule_to_document(schedule), sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    asked = {"schedule": digest, "dtype": str(dtype), "op": op, "device": device, **cut}
+    _check_alike(asked, group)  # before anything that one rank alone may refuse
     if group.size() != schedule.topology.ranks:
         raise InputError(
             f"device: the schedule is for {schedule.topology.ranks} ranks, the group has {group.size()}"
@@ -141,10 +145,6 @@ def compile(  # noqa: A001 - as torch names what it does
     if device == "cpu":
         refuse_compiled("device: cpu")
     plan = DevicePlan(schedule, itemsize=dtype.itemsize, **cut)
-    text = json.dumps(any_schedule_to_document(schedule), sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    asked = {"schedule": digest, "dtype": str(dtype), "op": op, "device": device, **cut}
-    _check_alike(asked, group)
     return Operation(plan, group, dtype, op, device, timeout_s)
 
 

@@ -8,7 +8,6 @@ share symmetric memory alone, of which torch judges.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -105,17 +104,22 @@ def make_memory(
         device: "cuda" for the current GPUs, "cpu" for a trial in Triton's interpreter.
 
     Raises:
-        InputError: see `choose`.
+        InputError: see `choose`; or IPC with HIP.
         ExecutionError: see `IpcMemory`.
     """
     if device == "cpu":
         return GroupMemory(plan.shape, itemsize, group)
     ranks = PeerRanks.of(group)
-    gpus = [RankGpu(**json.loads(said)) for said in ranks.exchange(json.dumps(asdict(RankGpu.here())))]
+    gpus = [RankGpu(**said) for said in ranks.together("use its GPU", lambda: asdict(RankGpu.here()))]
     neighbours = [plan.neighbours(rank) for rank in range(plan.ranks)]
     which, why = choose(gpus, neighbours)
     if ranks.rank == 0:
         log.info("device: %s, as %s", which, why)
     if which == "symmetric memory":
         return SymmetricMemory(plan.shape, itemsize, ranks)
+    if torch.version.hip is not None:
+        raise InputError(
+            f"device: {which}, as {why}, needs CUDA: what torch allocates with HIP is coherent only when a "
+            "kernel has ended"
+        )
     return IpcMemory(plan.shape, itemsize, ranks, neighbours[ranks.rank])

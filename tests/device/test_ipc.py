@@ -225,6 +225,16 @@ def test_what_a_rank_says_of_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RankGpu.here() == RankGpu("here", "GPU-1", 1, accesses, True)
 
 
+def test_ipc_with_hip_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = box(3, lambda rank, peer: {rank, peer} != {1, 2})
+    said = [json.dumps([asdict(it), None]) for it in gpus]
+    monkeypatch.setattr(RankGpu, "here", lambda: gpus[0])
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    ranks = PeerRanks(0, lambda _: said, lambda own: None)
+    with pytest.raises(InputError, match=r"^device: IPC of neighbours, as the GPU of rank 1 .* needs CUDA: "):
+        make_memory(DevicePlan(solved("three of it")), 4, ranks, "cuda")
+
+
 def test_what_ranks_make_and_that_they_say_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -237,7 +247,7 @@ def test_what_ranks_make_and_that_they_say_why(
     ):
 
         def exchange(said: str, gpus: list[RankGpu] = gpus) -> list[str]:
-            return [said, *(json.dumps(asdict(it)) for it in gpus[1:])]
+            return [said, *(json.dumps([asdict(it), None]) for it in gpus[1:])]
 
         monkeypatch.setattr(RankGpu, "here", lambda gpus=gpus: gpus[0])
         with caplog.at_level(logging.INFO, paths.__name__):

@@ -11,25 +11,20 @@ from torch.distributed import HashStore
 from arborcast.backends.device.memory import PeerRanks
 
 
-def test_symmetric_memory_without_a_group_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch refuses a name that it knows, and one that it does not."""
-    names: dict[str, tuple[int, int, Any]] = {}
+def test_symmetric_memory_finds_its_ranks_by_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own names of groups: it knows the ranks of one as long as somebody keeps the group."""
+    c10d: Any = torch._C._distributed_c10d
 
     class Drawn:
         @staticmethod
-        def set_group_info(name: str, rank: int, size: int, store: Any) -> None:
-            assert name not in names
-            names[name] = rank, size, store
+        def rendezvous(own: torch.Tensor, name: str) -> tuple[int, int, int]:
+            group = c10d._resolve_process_group(name)
+            return own.data_ptr(), group.rank(), group.size()
 
-        @staticmethod
-        def rendezvous(own: torch.Tensor, name: str) -> tuple[int, str]:
-            assert name in names
-            return own.data_ptr(), name
-
-    monkeypatch.setattr(torch._C._distributed_c10d, "_SymmetricMemory", Drawn)
-    store, own = HashStore(), torch.zeros(3)
-    ranks = PeerRanks.by_store(store, "job 7", 1, 4, lambda said: [said])
-    assert names == {}
+    monkeypatch.setattr(c10d, "_SymmetricMemory", Drawn)
+    own = torch.zeros(3)
+    ranks = PeerRanks.by_store(HashStore(), "job 7", 1, 4, lambda said: [said])
+    with pytest.raises(RuntimeError, match="job 7"):
+        c10d._resolve_process_group("job 7")  # nothing is made before it is needed
     for _ in range(2):
-        assert ranks.rendezvous(own) == (own.data_ptr(), "job 7")
-    assert names == {"job 7": (1, 4, store)}
+        assert ranks.rendezvous(own) == (own.data_ptr(), 1, 4)
