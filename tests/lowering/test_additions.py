@@ -198,7 +198,7 @@ def test_what_serves_a_group_on_a_ring(spec: str) -> None:
 
 @pytest.mark.long
 @given(strategies.topologies())
-@settings(max_examples=60)
+@settings(max_examples=15)
 def test_what_serves_a_group_on_random_fabrics(fabric: Topology) -> None:
     check_group(fabric)
 
