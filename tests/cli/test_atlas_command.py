@@ -164,7 +164,7 @@ def test_the_kept_atlas_has_machines_and_stays_small() -> None:
 
 
 @pytest.mark.few(1)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(SMALL))
 def test_a_drawn_machine_is_worked_out_to_the_same_figures(
     command: Command, tmp_path_factory: pytest.TempPathFactory, name: str
