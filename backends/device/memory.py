@@ -240,7 +240,7 @@ class SymmetricMemory(_GpuMemory):
 
 
 class IpcMemory(_GpuMemory):
-    """Of the GPUs of a schedule's neighbours alone, by IPC of CUDA or HIP as `torch.multiprocessing` has it.
+    """Of the GPUs of a schedule's neighbours alone, by IPC of CUDA as `torch.multiprocessing` has it.
 
     Each handle is for one rank, which opens it once: torch keeps a rank's memory until all have let go of it,
     or the rank has ended. Opened on the reader's GPU, access from there to where it lies comes with it (torch
