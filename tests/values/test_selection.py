@@ -571,3 +571,7 @@ def test_what_is_compared_is_priced_like_what_limits_it(priced: bool) -> None:
         assert least == pytest.approx(float(limit.at(size)) + float(CALL_US) * priced)
         assert selection.PricedLimit.of(schedule).at(size, more=Fraction(1)) > 1.5 * float(limit.at(size))
         assert least <= ran * (1 + 1e-9)
+    if priced:  # which is what is meant where nothing is said
+        told = Selection((schedule,), least_piece=4096).prices.time_us(0, 1 << 20)
+        assert told == prices.time_us(0, 1 << 20)
+        assert selection.PricedLimit.of(schedule) == selection.PricedLimit.of(schedule, priced)
