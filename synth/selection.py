@@ -118,8 +118,8 @@ class Simulated(Prices):
     """Times of schedules by simulation, on links as they are measured where anything is known of them."""
 
     schedules: tuple[AnySchedule, ...]
-    priced: bool = True
-    least_piece: int | PieceRule = MIN_PIECE_BYTES
+    priced: bool
+    least_piece: int | PieceRule
 
     @property
     def count(self) -> int:
