@@ -61,7 +61,7 @@ class GraphTemplate:
         """For a schedule whose blocks are equal; errors as for `lowering.lower`."""
         count = exact_count(schedule, pieces)
         layout, part = part_of(schedule, rank, count)
-        graph, transfers = compile_graph(lower_part(layout, rank, part, pieces)), dict(part)
+        graph, transfers = compile_graph(lower_part(layout, rank, part, pieces, grouped=False)), dict(part)
         spans = [(it.start, it.stop - it.start) for it in layout.places.values()]
         found = _Finder(layout, rank, pieces)
         rows = [

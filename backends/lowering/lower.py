@@ -147,7 +147,7 @@ def lower_part(
     pieces: int,
     window: int = DEFAULT_WINDOW,
     *,
-    grouped: bool = False,
+    grouped: bool,
 ) -> Program:
     """The program of one rank by its `part_of` a schedule; arguments and errors as for `lower`."""
     if pieces < 1 or window < 1:

@@ -19,12 +19,14 @@ from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Copy, Program, Receive, Reduce, Send
 from arborcast.backends.measure.job import Reduction
 from arborcast.backends.measure.program_description import program_of
+from arborcast.synth.api import solve
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError, ScheduleError
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.simulation.pieces import pieces_that_fit
 from arborcast.synth.topology import Link, Topology
+from arborcast.topologies import load
 from tests.support.deadlock import check_deadlock
 from tests.support.definition import define, inputs_of
 from tests.support.drawn_schedules import (
@@ -111,6 +113,11 @@ def test_a_pipelined_chain_as_drawn() -> None:
         Send(2, 2, piece(1), 4, after=(1,)),
         Send(3, 2, piece(2), 5, after=(3,)),
     )
+
+
+def test_chunks_are_whole_unless_pieces_are_asked_for() -> None:
+    schedule = solve(load("mesh:1x3"), "broadcast")
+    assert lower(schedule, 12) == lower(schedule, 12, pieces=1) != lower(schedule, 12, pieces=2)
 
 
 def test_an_exchange_adds_only_after_its_own_send() -> None:
