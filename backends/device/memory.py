@@ -58,10 +58,8 @@ class PeerRanks:
     rendezvous: Callable[[torch.Tensor], Any]
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup | PeerRanks) -> PeerRanks:
+    def of(cls, group: dist.ProcessGroup) -> PeerRanks:
         """Those of a group of torch."""
-        if isinstance(group, PeerRanks):
-            return group
 
         def exchange(said: str) -> list[str]:
             of_ranks = [""] * group.size()
@@ -157,11 +155,10 @@ class GroupMemory(SharedMemory):
     Args:
         shape: of the plan.
         itemsize: bytes of an element.
-        group: its ranks, in the order of the plan's; all must make the memory together.
+        ranks: in the order of the plan's; all must make the memory together.
     """
 
-    def __init__(self, shape: Shape, itemsize: int, group: dist.ProcessGroup | PeerRanks) -> None:
-        ranks = PeerRanks.of(group)
+    def __init__(self, shape: Shape, itemsize: int, ranks: PeerRanks) -> None:
         self._lanes, self._aside = shape.lanes, None
         self.device = torch.device("cpu")
         kept = _SHARED if Path(_SHARED).is_dir() else None
@@ -224,14 +221,13 @@ class SymmetricMemory(_GpuMemory):
     Args:
         shape: of the plan.
         itemsize: bytes of an element.
-        group: its ranks, in the order of the plan's; all must make the memory together.
+        ranks: in the order of the plan's; all must make the memory together.
     """
 
-    def __init__(self, shape: Shape, itemsize: int, group: dist.ProcessGroup | PeerRanks) -> None:
+    def __init__(self, shape: Shape, itemsize: int, ranks: PeerRanks) -> None:
         from torch.distributed import _symmetric_memory as symmetric_memory
 
         super().__init__(shape, itemsize)
-        ranks = PeerRanks.of(group)
         self._own = symmetric_memory.empty(self._bytes, dtype=torch.uint8, device=self.device)
         self._clear()
         self._handle = ranks.rendezvous(self._own)
@@ -250,7 +246,7 @@ class IpcMemory(_GpuMemory):
     Args:
         shape: of the plan.
         itemsize: bytes of an element.
-        group: its ranks, in the order of the plan's; all must make the memory together.
+        ranks: in the order of the plan's; all must make the memory together.
         neighbours: ranks whose memory this one opens, and which open its own.
         device: where the tensor of this rank lies; None for the current GPU.
 
@@ -262,12 +258,11 @@ class IpcMemory(_GpuMemory):
         self,
         shape: Shape,
         itemsize: int,
-        group: dist.ProcessGroup | PeerRanks,
+        ranks: PeerRanks,
         neighbours: Sequence[int],
         device: torch.device | None = None,
     ) -> None:
         super().__init__(shape, itemsize, device)
-        ranks = PeerRanks.of(group)
         index = self.device.index if self.device.type == "cuda" else torch.cuda.current_device()
         self._opened: dict[int, Any] = {}
 

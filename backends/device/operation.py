@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arborcast.backends.device.executor import OPERATIONS, DeviceExecutor, refuse_compiled
+from arborcast.backends.device.memory import PeerRanks
 from arborcast.backends.device.paths import make_memory
 from arborcast.backends.device.plan import DevicePlan
 from arborcast.backends.lowering.layout import lay_out
@@ -45,7 +46,7 @@ class Operation:
     ) -> None:
         self._collective, self._op = plan.schedule.collective, op
         self._rank, self._ranks = group.rank(), len(self._collective.ranks)
-        memory = make_memory(plan, dtype.itemsize, group, device)
+        memory = make_memory(plan, dtype.itemsize, PeerRanks.of(group), device)
         self._executor = DeviceExecutor(plan, self._rank, memory, dtype, timeout_s=timeout_s)
         unit = lay_out(plan.schedule, self._ranks)
         self._result_blocks = unit.output_elements(self._rank)

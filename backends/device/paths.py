@@ -17,7 +17,6 @@ from itertools import combinations, permutations
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 
 from arborcast.backends.device.memory import GroupMemory, IpcMemory, PeerMemory, PeerRanks, SymmetricMemory
 from arborcast.backends.device.plan import DevicePlan
@@ -92,15 +91,13 @@ def choose(
     return "symmetric memory", "all GPUs reach each other"
 
 
-def make_memory(
-    plan: DevicePlan, itemsize: int, group: dist.ProcessGroup | PeerRanks, device: str
-) -> PeerMemory:
-    """The memory of this rank for a plan; all ranks of the group make it together.
+def make_memory(plan: DevicePlan, itemsize: int, ranks: PeerRanks, device: str) -> PeerMemory:
+    """The memory of this rank for a plan; all ranks make it together.
 
     Args:
         plan: the same on all ranks.
         itemsize: bytes of an element.
-        group: its ranks, in the order of the plan's.
+        ranks: in the order of the plan's.
         device: "cuda" for the current GPUs, "cpu" for a trial in Triton's interpreter.
 
     Raises:
@@ -108,8 +105,7 @@ def make_memory(
         ExecutionError: see `IpcMemory`.
     """
     if device == "cpu":
-        return GroupMemory(plan.shape, itemsize, group)
-    ranks = PeerRanks.of(group)
+        return GroupMemory(plan.shape, itemsize, ranks)
     gpus = [RankGpu(**said) for said in ranks.together("use its GPU", lambda: asdict(RankGpu.here()))]
     neighbours = [plan.neighbours(rank) for rank in range(plan.ranks)]
     which, why = choose(gpus, neighbours)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from arborcast.backends.device.executor import DeviceExecutor
-from arborcast.backends.device.memory import IpcMemory, PeerMemory, SharedMemory, SymmetricMemory
+from arborcast.backends.device.memory import IpcMemory, PeerMemory, PeerRanks, SharedMemory, SymmetricMemory
 from arborcast.backends.device.plan import DevicePlan
 from arborcast.backends.errors import ExecutionError
 from tests.device.rank_processes import Case, differing, drawn, planned, tensor_of
@@ -90,11 +90,12 @@ def by_processes(rank: int, size: int, dtype_name: str, by: str) -> list[str]:
     for kind, options in (("allreduce", {}), ("allgather", {}), ("broadcast", {"root": 1}), ("alltoall", {})):
         plan = planned(Case("full:4", kind, solve=options, dtype=dtype_name))
         assert dist.group.WORLD is not None
+        ranks = PeerRanks.of(dist.group.WORLD)
         memory: PeerMemory
         if by == "IPC":
-            memory = IpcMemory(plan.shape, dtype.itemsize, dist.group.WORLD, plan.neighbours(rank))
+            memory = IpcMemory(plan.shape, dtype.itemsize, ranks, plan.neighbours(rank))
         else:
-            memory = SymmetricMemory(plan.shape, dtype.itemsize, dist.group.WORLD)
+            memory = SymmetricMemory(plan.shape, dtype.itemsize, ranks)
         executor = DeviceExecutor(plan, rank, memory, dtype, timeout_s=30.0)
         wrong = 0
         for seed, count in enumerate((1000, 1000, 40, 4096)):
@@ -128,7 +129,8 @@ def captured(rank: int, size: int) -> list[float]:
     device = take_gpu(rank, size)
     plan = planned(Case("full:4", "allreduce"))
     assert dist.group.WORLD is not None
-    executor = DeviceExecutor(plan, rank, SymmetricMemory(plan.shape, 4, dist.group.WORLD), torch.float32)
+    memory = SymmetricMemory(plan.shape, 4, PeerRanks.of(dist.group.WORLD))
+    executor = DeviceExecutor(plan, rank, memory, torch.float32)
     tensor = torch.zeros(1000, device=device)
     executor.prepare(1000)
     executor(tensor, tensor, 1000)
