@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
 
@@ -127,8 +128,12 @@ class DevicePlan:
 
         The same whether it pushes or pulls, as both ends of a message raise flags at the other.
         """
-        ends = {(m.sender.rank, m.receiver.rank) for it in self._instructions for m in it.sends}
-        return sorted({other for pair in ends if rank in pair for other in pair} - {rank})
+        return sorted({other for pair in self._ends for other in pair if rank in pair} - {rank})
+
+    @cached_property
+    def _ends(self) -> set[tuple[int, int]]:
+        """Sender and receiver of every message."""
+        return {(m.sender.rank, m.receiver.rank) for it in self._instructions for m in it.sends}
 
     def _values(self) -> list[_Instruction]:
         """The instructions of all ranks; one that comes later is made of one that stands before it."""
