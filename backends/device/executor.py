@@ -155,7 +155,8 @@ class DeviceExecutor:
         self._addresses = torch.tensor(memory.addresses(), dtype=torch.int64, device=memory.device)
         self._tables: OrderedDict[int, _Prepared] = OrderedDict()
         self._captured: list[_Prepared] = []
-        self._calls: deque[tuple[float, Callable[[], bool]]] = deque()
+        # When each must be over, whether it is, and what it reads until then, on whatever stream.
+        self._calls: deque[tuple[float, Callable[[], bool], _Prepared]] = deque()
         self._lock = threading.Lock()
         self._is_watched = False
 
@@ -204,7 +205,7 @@ class DeviceExecutor:
         launch = partial(self._launch, made, *own, op, aligned=aligned)
         if self._is_on_host:
             over = threading.Event()
-            self._watch(over.is_set)
+            self._watch(over.is_set, made)
             try:
                 launch()
             finally:
@@ -216,7 +217,7 @@ class DeviceExecutor:
         else:
             launch()
             event = cast(Any, torch.cuda).current_stream(self._memory.device).record_event()
-            self._watch(event.query)
+            self._watch(event.query, made)
 
     def finish(self) -> None:
         """Wait for the calls on the current stream.
@@ -245,10 +246,10 @@ class DeviceExecutor:
             VECTOR=shape.vector, ALIGN=shape.vector if aligned else 1, num_warps=self._warps,
         )  # fmt: skip
 
-    def _watch(self, is_over: Callable[[], bool]) -> None:
+    def _watch(self, is_over: Callable[[], bool], made: _Prepared) -> None:
         """Have a call that is not over in time ended, by a thread that lives while calls are under way."""
         with self._lock:
-            self._calls.append((time.monotonic() + self.timeout_s, is_over))
+            self._calls.append((time.monotonic() + self.timeout_s, is_over, made))
             if not self._is_watched:
                 self._is_watched = True
                 threading.Thread(target=self._look_after_calls, daemon=True).start()

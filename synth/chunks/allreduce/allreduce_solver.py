@@ -35,7 +35,7 @@ class SumBudget:
     Attributes:
         first: of a search at the limit, or for anything.
         guess: of a search above the limit.
-        last: of a search at the limit where nothing known attains it.
+        last: of searches at the limit where nothing known is below it.
         count_slices: effort of proving that messages are not fewer.
         sizes: how many C are tried at the limit.
         largest_guess: chunks up to which all C are tried above it.
@@ -45,7 +45,7 @@ class SumBudget:
 
     first: SearchEffort
     guess: SearchEffort
-    last: SearchEffort
+    last: tuple[SearchEffort, ...]
     count_slices: int
     sizes: int
     largest_guess: int
@@ -56,7 +56,7 @@ class SumBudget:
 THOROUGH = SumBudget(
     first=SearchEffort(2, (5, 4), 8_000),
     guess=SearchEffort(1, (1, 24), 1_500),
-    last=SearchEffort(4, (5, 4), 8_000),
+    last=(SearchEffort(3, (5, 4), 8_000), SearchEffort(4, (0, 0), 1_200)),
     count_slices=3,
     sizes=3,
     largest_guess=12,
@@ -70,7 +70,7 @@ _SECOND = SearchEffort(1, (2, 1), 4_000)
 QUICK = SumBudget(
     first=_SECOND,
     guess=_SECOND,
-    last=_SECOND,
+    last=(),
     count_slices=0,
     sizes=1,
     largest_guess=4,
@@ -126,7 +126,7 @@ class _SumSearch(StepSearch[SumPlan, SumSearcher]):
         """Raise the limit and search at it; above it where that attains nothing."""
         self._report("limit by flows")
         self._raise_to(self._searcher.flow_limit(self._steps))
-        before, soon, long = self.result.least, self._budget.first, self._budget.last
+        before, soon = self.result.least, self._budget.first
         if self._below is None and not self._take_anything(soon):
             self._count_messages()
             return
@@ -144,8 +144,8 @@ class _SumSearch(StepSearch[SumPlan, SumSearcher]):
             return
         if known is not None and known <= floor and self._attempt(floor, self._budget.guess):
             return  # in fewer chunks than what is known, it may be
-        if long != soon and (known is None or floor <= known):
-            self._attempt(floor, long)
+        if known is None or floor <= known:
+            any(self._attempt(floor, trial) for trial in self._budget.last)
 
     def _in_time(self, part: int, task: Callable[[], Answer]) -> Answer | None:
         """The same as `_in_part`, and where the task does not end by then, the result is not final."""
