@@ -17,6 +17,7 @@ import yaml
 from arborcast import pipeline
 from arborcast.backends import options
 from arborcast.backends.measure.device_bench import read_device_results
+from arborcast.bench.harness.standing import history
 from tests.docs.given import square
 from tests.docs.look import look
 from tests.docs.snippets import PAGES, ROOT
@@ -45,6 +46,14 @@ def test_every_variable_of_the_environment_is_told() -> None:
     told = text_of("docs/reference/environment.md")
     known = {*options._VARIABLES, *options._ELSEWHERE}
     assert set(re.findall(r"`(ARBORCAST_[A-Z0-9_]+)`", told)) == known
+
+
+def test_commits_that_pages_name_are_in_the_history() -> None:
+    if (commits := history(ROOT)) is None:
+        pytest.skip("no history, or not all of it")
+    known = {commit[:length] for commit in commits for length in (8, 9)}
+    named = re.compile(r"\b(?=\d*[a-f])(?=[a-f]*\d)[\da-f]{8,9}\b")
+    assert {word for page in PAGES for word in named.findall(text_of(page))} <= known
 
 
 def test_the_first_page_of_the_site_is_the_readme_without_its_figures() -> None:
