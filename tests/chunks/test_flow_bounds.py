@@ -6,16 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborcast.synth.chunks.allreduce.partial_sums import sum_problem
 from arborcast.synth.chunks.bounds import flow_bound as flows
 from arborcast.synth.chunks.bounds.flow_bound import flow_bound, flows_of
 from arborcast.synth.chunks.bounds.step_certificate import FlowDual
 from arborcast.synth.chunks.bounds.step_check import certified_ratio
 from arborcast.synth.chunks.limit_documents import limit_to_document
+from arborcast.synth.chunks.problem.demand_action import DemandAction
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
-from arborcast.synth.topology import Link, Topology
+from arborcast.synth.topology import Link, Permutation, Topology
 from arborcast.topologies import load
 from tests.support.chunk_problems import least_ratio, problem_of, small_problems
 from tests.support.strategies import topologies
@@ -152,3 +154,19 @@ def test_below_the_latency_there_is_nothing_to_limit():
 def test_out_of_time():
     with pytest.raises(TimedOutError, match=r"flows did not end within the deadline of 0 s"):
         flow_bound(problem_of("dgx1", "allgather"), 3, deadline=Deadline(0, 0.0))
+
+
+def test_what_a_symmetry_does_to_demands_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not for each flow: among 64 ranks of a torus that took minutes, past any deadline."""
+    torus = load("torus:3x3")
+    asked: list[Permutation] = []
+    images = DemandAction.images
+
+    def counted(action: DemandAction, element: Permutation) -> tuple[int, ...]:
+        asked.append(element)
+        return images(action, element)
+
+    monkeypatch.setattr(DemandAction, "images", counted)
+    problem = sum_problem(torus, Collective.on(torus, "allreduce"))
+    assert flow_bound(problem, 3, deadline=EVER, sums=True, symmetries=torus.symmetries)
+    assert sorted(asked) == sorted(torus.symmetries)

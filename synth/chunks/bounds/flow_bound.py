@@ -127,7 +127,7 @@ class _Orbits:
         moved = ([links[g[a], g[b]] for a, b in links] for g in self.generators)
         self.link = orbit_numbers(len(links), moved)
         index = {flow: at for at, flow in enumerate(flows)}
-        images = ([index[self._moved(flow, element)] for flow in flows] for element in self.generators)
+        images = ([index[it] for it in self._moved(flows, element)] for element in self.generators)
         number = orbit_numbers(len(flows), images)
         first, counts = np.unique(number, return_index=True, return_counts=True)[1:]
         self.flows = [(flows[at], count) for at, count in zip(first.tolist(), counts.tolist(), strict=True)]
@@ -138,9 +138,9 @@ class _Orbits:
         kept = self._keeping(flow) if self._every and self.generators and alone else ()
         return orbit_numbers(self._problem.topology.size, kept), self._routes(kept)
 
-    def _moved(self, flow: Pairs, element: Permutation) -> Pairs:
+    def _moved(self, flows: Sequence[Pairs], element: Permutation) -> list[Pairs]:
         images = self._action.images(element)
-        return tuple(sorted((images[at], element[target]) for at, target in flow))
+        return [tuple(sorted((images[at], element[target]) for at, target in flow)) for flow in flows]
 
     def _keeping(self, flow: Pairs) -> tuple[Permutation, ...]:
         """Generators of the automorphisms that keep the problem, and a flow."""
@@ -153,7 +153,7 @@ class _Orbits:
         colours = [numbers[tuple(role)] for role in roles]
 
         def keeps(element: Permutation) -> bool:
-            return self._action.keeps(element) and self._moved(flow, element) == flow
+            return self._action.keeps(element) and self._moved([flow], element) == [flow]
 
         return automorphisms_of(
             self._problem.topology, latencies=False, colours=colours, keeps=keeps
