@@ -74,7 +74,6 @@ def atlas(
     if whole == bool(fabric.spec):
         raise InputError("atlas: needs a fabric or --catalog, and not both")
     check_folder(output)
-    output.mkdir(exist_ok=True)
     made: dict[str, Figures] = {}
     kept = 0
     for options, entry in _listed(fabric):
@@ -200,14 +199,14 @@ def _made(on: FabricRequest, figures: Figures, output: Path, *, alone: bool) -> 
     """Work a page out, in a folder that takes its place once it is whole."""
     from arborcast.synth.atlas.figures import work_out
     from arborcast.synth.atlas.page import FIGURES, PICTURE, whole_page
-    from arborcast.synth.formats.atomic import write_atomically
+    from arborcast.synth.formats.atomic import make_folder, write_atomically
     from arborcast.synth.pictures import draw_topology
     from arborcast.synth.solve_options import SolveOptions
 
     found = work_out(on.topology, _planned(on), SolveOptions(deadline_s=figures.deadline_s))
     place = output / figures.folder
     draft, old = output / f".{figures.folder}.part", output / f".{figures.folder}.old.part"
-    draft.mkdir()
+    make_folder(draft, parents=True)
     if not figures.no_picture:
         drawing = draft / "fabric.svg"
         draw_topology(on.topology, drawing)

@@ -102,13 +102,14 @@ def test_what_was_not_reached_is_said(command: Command, tmp_path: Path) -> None:
     assert figures_in(folder).of("allreduce").limit == Fraction(125, 2)
 
 
-def test_a_fabric_in_parts_has_no_page(command: Command, tmp_path: Path) -> None:
+def test_what_has_no_page_leaves_no_folder(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "apart.yaml"
     file.write_text(
         "ranks: 4\nlinks:\n  - {between: [0, 1], bandwidth: 1}\n  - {between: [2, 3], bandwidth: 1}\n"
     )
     refused(command("atlas", str(file), "-o", str(tmp_path / "pages")), "rank", "--ranks", status=1)
-    assert not [*(tmp_path / "pages").iterdir()]
+    refused(command("atlas", "dgx7", "-o", str(tmp_path / "pages")), "dgx7", "dgx1")
+    assert not (tmp_path / "pages").exists()
 
 
 # ---------------------------------------------------------------------------------------- all of them
