@@ -19,7 +19,6 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
 from arborcast.synth.collective import NAMED_KINDS, Collective
 from arborcast.synth.kernels.compiled import compile_all, kernel_folder
-from arborcast.synth.lp.exact_system import ExactSystem
 from arborcast.synth.methods import IMPLICIT_KINDS
 from arborcast.synth.simulation.simulator import Runs
 from arborcast.synth.topology import Link, Switch, Topology
@@ -45,7 +44,6 @@ def warm() -> None:
         # Searched so on many ranks only.
         problem = ChunkProblem.of(topology, Collective.on(topology, "broadcast"))
         InsertionSearch(problem, 0, 2).run(np.ones((2, len(topology.links))))
-    ExactSystem(np.eye(2, dtype=np.int64))
     star = Topology.build("star", 3, _both_ways([(0, 3), (1, 3), (2, 3)]), ["hub"])
     for topology in (Topology.build("triangle", 3, triangle), star):  # both with a symmetry that moves all
         for moved in IMPLICIT_KINDS:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.synth.kernels.compiled import Ints, kernel
+from arborcast.synth.kernels.compiled import Ints
 
 _PRIMES = (2147483647, 2147483629, 2147483587, 2147483579, 2147483563)  # the largest below 2**31
 
@@ -29,8 +29,8 @@ class ExactSystem:
     def __init__(self, matrix: Ints) -> None:
         self._matrix = matrix
         for prime in _PRIMES:
-            inverse = np.eye(len(matrix), dtype=np.int64)
-            if _invert(matrix % prime, inverse, prime):
+            inverse = _inverse(matrix, prime)
+            if inverse is not None:
                 self._prime, self._inverse = prime, inverse
                 return
         raise ArithmeticError(f"the {len(matrix)} x {len(matrix)} basis of the LP is singular")
@@ -138,41 +138,20 @@ def _solves(matrix: NDArray[Any], values: list[Fraction], right: list[int]) -> b
     return bool((matrix @ whole == np.array(right, dtype=object) * common).all())
 
 
-@kernel
-def _invert(matrix: Ints, inverse: Ints, prime: int) -> bool:
-    """Gauss-Jordan modulo a prime; `inverse` starts as the identity and `matrix` becomes it."""
-    size = matrix.shape[0]
+def _inverse(matrix: Ints, prime: int) -> Ints | None:
+    """Of a matrix modulo a prime, by Gauss and Jordan; None where it is singular there."""
+    size = len(matrix)
+    both = np.hstack([matrix % prime, np.eye(size, dtype=np.int64)])
     for column in range(size):
-        pivot = column
-        while pivot < size and matrix[pivot, column] == 0:
-            pivot += 1
-        if pivot == size:
-            return False
-        for k in range(size):
-            matrix[column, k], matrix[pivot, k] = matrix[pivot, k], matrix[column, k]
-            inverse[column, k], inverse[pivot, k] = inverse[pivot, k], inverse[column, k]
-        factor = _power(matrix[column, column], prime - 2, prime)
-        for k in range(size):
-            matrix[column, k] = matrix[column, k] * factor % prime
-            inverse[column, k] = inverse[column, k] * factor % prime
-        for row in range(size):
-            factor = matrix[row, column]
-            if row != column and factor != 0:
-                for k in range(size):
-                    if matrix[column, k] != 0:
-                        matrix[row, k] = (matrix[row, k] - factor * matrix[column, k]) % prime
-                    if inverse[column, k] != 0:
-                        inverse[row, k] = (inverse[row, k] - factor * inverse[column, k]) % prime
-    return True
-
-
-@kernel
-def _power(base: int, exponent: int, prime: int) -> int:
-    """The power of the base modulo the prime."""
-    result = 1
-    while exponent > 0:
-        if exponent & 1:
-            result = result * base % prime
-        base = base * base % prime
-        exponent >>= 1
-    return result
+        usable = np.flatnonzero(both[column:, column])
+        if not len(usable):
+            return None
+        pivot = column + int(usable[0])
+        both[[column, pivot]] = both[[pivot, column]]
+        both[column] = both[column] * pow(int(both[column, column]), -1, prime) % prime
+        others = np.flatnonzero(both[:, column])
+        others = others[others != column]
+        # Bases are sparse: only entries that change are touched. Products stay within 62 bits.
+        part = np.ix_(others, np.flatnonzero(both[column]))
+        both[part] = (both[part] - both[part[0], column] * both[column, part[1]]) % prime
+    return both[:, size:]

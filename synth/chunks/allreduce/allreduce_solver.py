@@ -145,7 +145,9 @@ class _SumSearch(StepSearch[SumPlan, SumSearcher]):
         if known is not None and known <= floor and self._attempt(floor, self._budget.guess):
             return  # in fewer chunks than what is known, it may be
         if known is None or floor <= known:
-            any(self._attempt(floor, trial) for trial in self._budget.last)
+            for trial in self._budget.last:
+                if self._attempt(floor, trial):
+                    break
 
     def _in_time(self, part: int, task: Callable[[], Answer]) -> Answer | None:
         """The same as `_in_part`, and where the task does not end by then, the result is not final."""
