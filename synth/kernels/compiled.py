@@ -83,7 +83,7 @@ def kernel_folder() -> Path | None:
 SMALL = 2048
 """Elements of all arrays that a call is given, up to which it may run as plain Python."""
 
-PLAIN_S = 0.3
+PLAIN_S = 0.4
 """That a process may spend so; loading numba and the machine code of kernels takes about as long."""
 
 
