@@ -80,7 +80,7 @@ def kernel_folder() -> Path | None:
     return folder if folder is not None and os.access(folder, os.W_OK) else None
 
 
-SMALL = 2048
+SMALL = 1600
 """Elements of all arrays that a call is given, up to which it may run as plain Python."""
 
 PLAIN_S = 0.4
@@ -90,7 +90,7 @@ PLAIN_S = 0.4
 COMPILE_S = 15
 """What the largest takes to be compiled, on a slow machine: with less left of a deadline none is begun."""
 
-LARGEST_PLAIN = 8 * SMALL
+LARGEST_PLAIN = 16384
 """Elements of all arrays that a call is given, up to which it runs as plain Python where that is so."""
 
 
