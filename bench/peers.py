@@ -17,7 +17,7 @@ from typing import Any
 
 from arborcast.bench.adapters.answer import Answer, CannotAskError, Contender, Question
 from arborcast.bench.adapters.forestcoll import ForestColl
-from arborcast.bench.adapters.ours import FRONTIER, Ours
+from arborcast.bench.adapters.ours import FRONTIER, SIZED, Ours
 from arborcast.bench.adapters.rows import SIZES, judged, ratios, reasons, refusal, timing_of
 from arborcast.bench.adapters.sccl import Sccl
 from arborcast.bench.adapters.tacos import Tacos
@@ -125,11 +125,10 @@ def contenders_of(peers: Mapping[str, Path], sccl_python: str = sys.executable) 
     if unknown or not peers:
         raise InputError(f"peers: must be some of {', '.join(PEERS)}, got {', '.join(unknown) or 'none'}")
     found: list[Contender] = []
-    if "forestcoll" in peers or "tacos" in peers:
-        found.append(Ours("trees"))
     if "forestcoll" in peers:
-        found.append(ForestColl(peers["forestcoll"]))
+        found += [Ours("trees"), ForestColl(peers["forestcoll"])]
     if "tacos" in peers:
+        found.append(Ours(SIZED))
         found += [Tacos(peers["tacos"], chunks) for chunks in (1, 4)]
     if "sccl" in peers:
         found += [Ours(FRONTIER), Sccl(peers["sccl"], sccl_python)]

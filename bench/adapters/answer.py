@@ -130,12 +130,12 @@ LONGEST_REPEATED_S = 10.0
 def without_repeat(answer: Answer, told: Mapping[str, float]) -> Answer:
     """The answer with the time of a whole process that asks once.
 
-    A contender that can be called again answers twice in its process: the whole process until the first
-    answer is what asking costs at first, the second call what it costs from then on.
+    A contender that can be called again answers again in its process: the whole process until the first
+    answer is what asking costs at first, the last call what it costs from then on.
 
     Args:
-        answer: of a process that may have called twice.
-        told: `repeat_seconds` and `repeat_cpu_seconds`, what the second call took; nothing without one.
+        answer: of a process that may have called again.
+        told: `repeat_seconds` and `repeat_cpu_seconds`, what that took; nothing without it.
     """
     spent, cpu_spent = told.get("repeat_seconds", 0.0), told.get("repeat_cpu_seconds", 0.0)
     once = replace(

@@ -40,6 +40,7 @@ from arborcast.bench.page.words import (
     Format,
     count,
     digits,
+    duration,
     percent,
     plural,
     seconds,
@@ -193,6 +194,8 @@ def _answer(rows: Sequence[Row]) -> str:
         said.append(plural(row.figure("trees"), "tree"))
     elif row.figure("steps") >= 0:
         said.append(plural(row.figure("steps"), "step"))
+    if row.figure("time_us_64MiB") > 0:
+        said.append(f"{duration(row.figure('time_us_64MiB'))} for 64 MiB")
     return ", ".join([*said, *([verdict] if verdict != "found" else [])])
 
 
@@ -528,9 +531,10 @@ SECTIONS: tuple[Section, ...] = (
         "python bench/peers.py",
         "Every contender is asked the same question in a process of its own, in turns with the others on "
         "the same machine. What it answers is turned into a schedule of ours, so that the same verifier "
-        "computes its rate and the same simulator its time. Two times: a whole process that asks once / a "
-        "call in a process that has answered before; below 1× ours the other one is faster. TACOS is "
-        "compiled and is called once.",
+        "computes its rate and the same simulator its time for 64 MiB. Two times before that: a whole "
+        "process that asks once / a call in a process that has answered before; below 1× ours the other one "
+        "is faster. ForestColl is compared with trees of the best rate, SCCL with whole frontiers, TACOS, "
+        "which is compiled, with the schedule that takes the least time for 64 MiB.",
         _peers,
     ),
     Section(

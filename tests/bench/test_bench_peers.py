@@ -527,9 +527,12 @@ def test_whole_runs_of_small_checkouts_give_rows_and_a_document(
     assert [(row["method"], row["verdict"], row["rate"]) for row in document["rows"]] == [
         ("trees", "found", "3"),
         ("ForestColl", "found", "3"),
+        ("selection, 64 MiB", "found", "3"),
         ("TACOS, 1 chunk a rank", "found", "3"),
         ("TACOS, 4 chunks a rank", "wrong", None),  # it printed one chunk a rank
     ]
+    times = {row["method"]: row["time_us_64MiB"] for row in document["rows"]}
+    assert times["selection, 64 MiB"] <= min(times["trees"], times["TACOS, 1 chunk a rank"])
     assert "ForestColl" in capsys.readouterr().out
     rows = peers.compare("ring:4", "allgather", {"sccl": sccl}, runs=1)
     assert [(row["method"], row["verified"]) for row in rows if row["method"].startswith("SCCL")] == [
