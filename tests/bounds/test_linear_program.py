@@ -53,6 +53,14 @@ def test_singular_systems_are_refused():
         ExactSystem(np.array([[1, 2], [2, 4]]))
 
 
+def test_a_matrix_that_is_singular_modulo_primes_is_solved_by_another():
+    first, second = 2**31 - 1, 2**31 - 19
+    system = ExactSystem(np.array([[first, 1, 0], [0, second, 1], [0, 0, 1]]))
+    x = system.solve([first + 1, second + 5, 5])
+    assert x == [1, 1, 5]
+    assert system.solve_transposed([first, second + 1, 2]) == [1, 1, 1]
+
+
 def test_vertex_and_prices_are_exact():
     # maximise x + y where 3x + y <= 7 and x + 3y <= 7: the vertex is (7/4, 7/4).
     program = LinearProgram((1, 1), scale=7)
