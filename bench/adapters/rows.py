@@ -8,11 +8,12 @@ from fractions import Fraction
 from typing import Any
 
 from arborcast.bench.adapters.answer import Algorithm, Answer, Question
+from arborcast.bench.adapters.ours import SIZE
 from arborcast.bench.harness.turns import median_of
 from arborcast.synth.simulation.simulator import sweep
 from arborcast.synth.verification.verifier import verify
 
-SIZES = {"time_us_64KiB": 64 << 10, "time_us_64MiB": 64 << 20}
+SIZES = {"time_us_64KiB": 64 << 10, "time_us_64MiB": SIZE}
 EMPTY = (
     *("verdict", "why", "runs", "seconds", "seconds_spread", "cpu_seconds", "cpu_spread", "call_seconds"),
     *("peak_MB", "times_ours", "cpu_times_ours", "call_times_ours", "rate", "claimed", "algbw"),
