@@ -1,8 +1,8 @@
 """Ours as one of the contenders: a process of its own that answers as a user's would, from spec to files.
 
 The child is `python bench/adapters/ours.py METHOD SPEC RANKS COLLECTIVE ROOT FOLDER`: it writes its schedules
-to the folder and prints one line of JSON. A second child, whose FOLDER is empty, answers for `AGAIN_S` and says
-what the last answer took: by then kernels that a process at first runs as plain Python are machine code.
+to the folder and prints one line of JSON. A second child, whose FOLDER is empty, answers for `AGAIN_S` and
+says what the last answer took: by then kernels that a process at first runs as plain Python are machine code.
 Nothing is taken from a cache of answers; compiled kernels are, as after an installation.
 """
 
