@@ -8,7 +8,7 @@ out from their certificates alone, in exact fractions: a cut, a partition, link 
 tolls. Of a file in implicit form all translations are checked, and one of each kind of chunk is replayed.
 Exit status: 0 all holds; 1 something does not, and the line says what; 2 the file asks for what is not known
 here (parallel links; link lengths by which too many ranks are apart beside relays or switches that add; of
-a frontier limits whose trees have too many targets, or that rest on a search).
+a frontier limits whose trees have many targets beside ranks that relay, or that rest on a search).
 
 How tolls prove a time: cut it into intervals and round latencies down to whole ones. What a rank ends with
 depends on what the others gave, so that chains of messages lead from them to it. Each pays the tolls of its
@@ -38,6 +38,7 @@ FRONTIER = "arborcast.frontier/1"
 ABILITIES = ("reduces", "multicasts", "turns", "loopback", "adder", "trees", "stores")
 MOST_TARGETS = 10  # of a block, with cheapest trees: the time triples with each one more
 NOT_KNOWN, OF_TREES, ROUNDED = "not known here: ", ", along trees", "at rates rounded down"
+MOST_SETS = 300_000  # of ranks, for a cheapest tree to all of them: some seconds
 MOST_PARTS = 1 << 20  # pairs of parts of a tree that are looked at: a second or two
 # By kind, of flows to a rank and from it: does a message count for all that it depends on, and is it about
 # the block of that rank alone.
@@ -1046,11 +1047,14 @@ def limit_of(limit, fabric, task, unit):
         is_dual = task.kind == "allreduce" and certificate["bound"]["certificate"]["kind"] == "dual"
         if is_dual and either_way(fabric, proof.lengths, task) < proof.distance:
             said += OF_TREES
-    elif kind == "messages" or (kind == "trees" and len(task.members) - 1 > MOST_TARGETS):
+    elif kind == "messages":
         return f"{NOT_KNOWN}{said}"
     else:
         units = [int(rate / unit) for *_, rate, _ in fabric.links]
-        found = {"trees": of_trees, "flows": of_flows}[kind](certificate, steps, fabric, task, units)
+        try:
+            found = {"trees": of_trees, "flows": of_flows}[kind](certificate, steps, fabric, task, units)
+        except UnknownError:
+            return f"{NOT_KNOWN}{said}"
     require(found == ratio, f"the {kind} of {steps} steps prove {found}, the file says {ratio}")
     return said
 
@@ -1103,10 +1107,61 @@ def cheapest_way(sends, starts, ends):
     return min(reached[end] for end in ends if end in reached)
 
 
+def cheapest_to_all(sends, begins, ends):
+    """The cheapest tree from one rank to all others: which set of them has the block by which step.
+
+    What a set has cost, and the least that each other rank costs in any step to come, is no more than any
+    tree that goes on from there: the set of which that is least is next (A*, Hart, Nilsson, Raphael 1968).
+    Who can join for no more than it costs in any step to come joins at once. Of all others that might join,
+    the cheapest first, the next choice takes one more, or another in place of the last.
+    """
+    ranks = range(len(sends[0]))
+    if len(begins) > 1 or len(ends) + 1 < len(ranks):
+        raise UnknownError("cheapest trees of many targets beside ranks that relay")
+    price = [[[row.get(rank, math.inf) for row in of_step] for rank in ranks] for of_step in sends]
+    later = [[math.inf] * len(ranks)]
+    for of_step in reversed(price):
+        others = [row[:rank] + row[rank + 1 :] for rank, row in enumerate(of_step)]
+        later.append([min([after, *row]) for after, row in zip(later[-1], others, strict=True)])
+    later.reverse()
+    queue, seen = [(sum(later[0][end] for end in ends), 0, sum(1 << rank for rank in begins), (), -1)], set()
+    for _ in range(MOST_SETS):
+        cost, before, held, choices, last = heapq.heappop(queue)
+        if last + 1 < len(choices):
+            more, rank = choices[last + 1]
+            less, other = choices[last] if last >= 0 else (0, 0)
+            heapq.heappush(queue, (cost + more, before, held | 1 << rank, choices, last + 1))
+            if last >= 0:
+                instead = held ^ 1 << other | 1 << rank
+                heapq.heappush(queue, (cost + more - less, before, instead, choices, last + 1))
+        if held + 1 == 1 << len(ranks):
+            return reachable(cost)
+        if (before, held) in seen:
+            continue
+        seen.add((before, held))
+        holders, after, joined, choices = [rank for rank in ranks if held >> rank & 1], cost, held, []
+        for rank in ranks:
+            if held >> rank & 1:
+                continue
+            now = min(price[-before][rank][holder] for holder in holders)
+            after += min(now, later[1 - before][rank]) - later[-before][rank]
+            if now <= later[1 - before][rank]:
+                joined |= 1 << rank
+            elif now < math.inf:
+                choices.append((now - later[1 - before][rank], rank))
+        if after < math.inf:
+            heapq.heappush(queue, (after, before - 1, joined, tuple(sorted(choices)), -1))
+        require(queue, f"ranks are not reached in {len(sends)} steps")
+    raise UnknownError("a cheapest tree for which too many sets of ranks are looked at")
+
+
 def of_trees(certificate, steps, fabric, task, units):
     """The cheapest trees in time (Dreyfus and Wagner 1971, from the last step to the first)."""
     rows = lengths_in_steps(certificate["lengths"], steps, fabric)
     within_rounds(rows, units)
+    if len(task.members) - 1 > MOST_TARGETS:
+        sends = sends_in(rows, fabric, task.kind in SUMS)
+        return sum(cheapest_to_all(sends, begins, ends) for begins, ends in copied(task))
     ranks, places = range(fabric.ranks), {rank: place for place, rank in enumerate(task.ranks)}
     every = range(1 << len(places))
     costs = [[0 if not wanted else math.inf for _ in ranks] for wanted in every]

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from arborcast.synth.chunks.bounds.flow_bound import flow_bound
 from arborcast.synth.chunks.bounds.step_certificate import StepBound
-from arborcast.synth.chunks.bounds.step_check import MOST_TREE_TARGETS
+from arborcast.synth.chunks.bounds.step_check import MOST_TREE_TARGETS, can_check_trees
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
@@ -23,7 +23,7 @@ from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.solvers.search import Answer, Searcher
 from arborcast.synth.chunks.step_result import StepOptimum, StepSearch
-from arborcast.synth.chunks.trees.column_generation import TreeBound, tree_bound, tree_packing
+from arborcast.synth.chunks.trees.column_generation import TreeBound, tree_bound
 from arborcast.synth.chunks.trees.pricing import TimedTree
 from arborcast.synth.chunks.trees.tree_schedule import (
     MOST_CHUNKS,
@@ -93,7 +93,7 @@ NEAR = Fraction(1, 200)
 """The part of its limit within which a plan of a large problem has the fewest chunks."""
 
 TO_PACKINGS = Fraction(1, 5)
-"""The part of such a gap that a packing of cheap trees may use up; rounding has the rest."""
+"""The part of such a gap that a packing of trees may use up; rounding has the rest."""
 
 MOST_PACKED = 240
 """Blocks for one rank each from which on their problem is large."""
@@ -103,10 +103,7 @@ def is_large(problem: ChunkProblem) -> bool:
     """Whether there are so many ranks that limits and plans are those of packings, and solvers left alone."""
     if problem.is_routing:
         return len(problem.demands) > MOST_PACKED
-    is_spanning = all(
-        len(demand.sources) == 1 and len(demand.targets) == problem.ranks - 1 for demand in problem.demands
-    )
-    return is_spanning and problem.ranks - 1 > MOST_TREE_TARGETS and len(problem.demands) > 1
+    return problem.is_spanning and problem.ranks - 1 > MOST_TREE_TARGETS and len(problem.demands) > 1
 
 
 Seeds: TypeAlias = dict[tuple[int, TimedTree], None]
@@ -156,7 +153,7 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
         if is_large(self._problem):
             self._settle_large()
             return
-        by_trees = max(len(demand.targets) for demand in self._problem.demands) <= MOST_TREE_TARGETS
+        by_trees = can_check_trees(self._problem)
         if by_trees:
             self._by_trees()
         else:
@@ -179,17 +176,20 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
     def _settle_large(self) -> None:
         """Pack, and make a plan of the packing; solvers are asked for the fewest chunks alone."""
         group = problem_group(self._problem)
-        is_routing = self._problem.is_routing
-        if not is_routing:
+        is_routing, drafts = self._problem.is_routing, bool(self._budget.gap)
+        can_check = can_check_trees(self._problem)
+        if not can_check:
             self._in_part(2, self._by_flows)
-        if self._budget.gap and (self._is_quick or not is_routing) and self._attempt_in_time():
+        if drafts and (self._is_quick or not can_check) and self._attempt_in_time():
             return
         trees = self._packed_large(group)
         if not self._is_of_interest(self.result.least):
             return
+        if drafts and can_check and not is_routing and self._attempt_in_time():
+            return
         deadline = self._searcher.deadline
         slack = self._budget.gap or NEAR
-        if not is_routing:  # counted from the limit, which a packing of cheap trees comes near
+        if not is_routing:  # counted from the limit, which the packing comes near
             slack = max(slack * TO_PACKINGS, self.result.least * (1 + slack) / sum(trees.durations) - 1)
         one = sum(len(demand.targets) for demand in self._problem.demands)
         plans = []
@@ -238,20 +238,24 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
     def _packed_large(self, group: Group) -> TreeBound:
         """The packing and the best limit known, in half of the time."""
         problem, steps = self._problem, self._steps
-        deadline = self._searcher.deadline.share(2)
-        gap, seeds = self._budget.gap, [*self._seeds]
+        gap = self._budget.gap * (1 if problem.is_routing else TO_PACKINGS)
         self._report("trees")
-        if problem.is_routing:
-            trees = tree_bound(problem, steps, deadline=deadline, group=group, gap=gap, seeds=seeds)
-            self._raise_to(trees.bound)
-        else:
-            assert self.result.limit is not None, "that of any number of steps at least"
-            limit = self.result.limit
-            near = gap * TO_PACKINGS
-            trees = tree_packing(problem, limit, deadline=deadline, group=group, gap=near, seeds=seeds)
+        trees = tree_bound(
+            problem,
+            steps,
+            deadline=self._searcher.deadline.share(2),
+            group=group,
+            gap=gap,
+            seeds=[*self._seeds],
+            known=self.result.limit,
+        )
+        self._raise_to(trees.bound)
+        is_near = sum(trees.durations) <= self.result.least * (1 + gap)
+        if not is_near and not problem.is_routing and can_check_trees(problem):  # there was too little time
+            self._in_part(2, self._by_flows)
         self._seeds.clear()
         self._seeds |= {(tree.demand, tree.sends): None for tree in trees.trees}
-        assert self.result.limit is not None, "that of the trees or of the flows"
+        assert self.result.limit is not None, "that of any number of steps at least"
         return replace(trees, bound=self.result.limit)
 
     def _by_flows(self) -> None:
@@ -265,6 +269,8 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
         self._trees = tree_bound(self._problem, self._steps, deadline=deadline, group=self._group)
         self._raise_to(self._trees.bound)
         deadline.check("the packing of trees")
+        if not self._trees.is_exact:
+            self._by_flows()
 
     def _attempt(self) -> bool:
         """Search at the smallest C that could attain the limit; whether that settled it."""

@@ -15,7 +15,7 @@ from arborcast.synth.chunks.bounds.step_certificate import StaticLimit, StepBoun
 from arborcast.synth.chunks.bounds.step_check import certified_ratio, static_ratio
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.step_solver import is_large
-from arborcast.synth.chunks.trees.column_generation import tree_packing
+from arborcast.synth.chunks.trees.column_generation import tree_bound
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
 from arborcast.synth.chunks.trees.pricing import TreeSearch
 from arborcast.synth.chunks.trees.tree_schedule import few_chunks_near
@@ -69,7 +69,7 @@ def test_limits_of_many_ranks(spec: str, steps: int, ratio: str) -> None:
     assert certified_ratio(problem, steps, limit.certificate) == Fraction(ratio)
     group = problem_group(problem)
     gap = Fraction(1, 40)
-    found = tree_packing(problem, limit, deadline=Deadline(), group=group, gap=gap)
+    found = tree_bound(problem, steps, deadline=Deadline(), group=group, gap=gap, known=limit)
     assert limit.ratio <= sum(found.durations) <= limit.ratio * (1 + gap) + Fraction(1, 10**6)
     near = few_chunks_near(
         problem, steps, found, group, gap=Fraction(1, 20), most_sends=10_000, deadline=Deadline()
@@ -87,14 +87,13 @@ def test_a_packing_of_a_torus_attains_the_limit_of_any_steps() -> None:
     collective = Collective.on(fabric, "allgather")
     rate = bound(fabric, collective)
     limit = StepBound(5, static_ratio(fabric, collective, rate), StaticLimit(rate))
-    found = tree_packing(problem, limit, deadline=Deadline(), group=group)
+    found = tree_bound(problem, 5, deadline=Deadline(), group=group, known=limit)
     assert found.bound is limit and found.is_exact
     assert sum(found.durations) == Fraction(23, 4)
     for tree in found.trees:
         check_tree(problem, tree.demand, 5, tree.sends)
     # Trees of one step fewer, that wait in any step, are a packing already.
     seeds = [(tree.demand, tree.sends) for tree in found.trees]
-    later = tree_packing(
-        problem, StepBound(6, limit.ratio, limit.certificate), deadline=Deadline(), group=group, seeds=seeds
-    )
+    limit = StepBound(6, limit.ratio, limit.certificate)
+    later = tree_bound(problem, 6, deadline=Deadline(), group=group, seeds=seeds, known=limit)
     assert later.is_exact

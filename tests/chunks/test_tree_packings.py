@@ -166,8 +166,8 @@ def test_refusals():
         tree_bound(problem, 1, deadline=NO_LIMIT)
     with pytest.raises(InputError, match="steps must be at least 1, got 0"):
         tree_bound(problem, 0, deadline=NO_LIMIT)
-    with pytest.raises(InputError, match="at most 12 targets, got 17"):
-        tree_bound(problem_of("ring:18", "broadcast"), 9, deadline=NO_LIMIT)
+    with pytest.raises(InputError, match="at most 12 targets, got 18"):
+        tree_bound(problem_of("ring:19", "broadcast"), 9, deadline=NO_LIMIT)
 
 
 def test_the_packing_as_it_stands():

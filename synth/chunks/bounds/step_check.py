@@ -20,6 +20,7 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.certification import certified_rate
 from arborcast.synth.certification.exact_paths import FAR, Matrix, ways_between
 from arborcast.synth.chunks.bounds.flow_check import check_links, ratio_of_flows, ratio_of_messages
+from arborcast.synth.chunks.bounds.spanning_check import MOST_SPANNED, spanning_costs
 from arborcast.synth.chunks.bounds.step_certificate import (
     FlowDual,
     MessageDual,
@@ -34,7 +35,10 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Topology
 
 MOST_TREE_TARGETS = 12
-"""Targets of one demand up to which cheapest trees are recomputed: the time triples with each one more."""
+"""Targets of one demand up to which cheapest trees are recomputed: the time triples with each one more.
+
+Where one rank sends to all others, there may be as many as `MOST_SPANNED` ranks allow.
+"""
 
 MOST_SETS = 1 << 15
 """Sets of targets, those of all demands together, up to which cheapest trees are recomputed."""
@@ -74,6 +78,13 @@ def certified_ratio(problem: ChunkProblem, steps: int, certificate: StepCertific
             raise InputError("static limit: limits a collective, not a problem of copies; use static_ratio")
 
 
+def can_check_trees(problem: ChunkProblem) -> bool:
+    """Whether certificates of trees can be recomputed: one rank's to all others, or few targets."""
+    if problem.is_spanning and problem.ranks <= MOST_SPANNED:
+        return True
+    return max(len(demand.targets) for demand in problem.demands) <= MOST_TREE_TARGETS
+
+
 def static_ratio(topology: Topology, collective: Collective, bound: Bound) -> Fraction:
     """The R/C that a limit of the rate proves to be the least, in however many steps.
 
@@ -109,6 +120,8 @@ def _ratio_of_trees(problem: ChunkProblem, steps: int, certificate: TreeDual) ->
     lengths, scale = _whole(problem, certificate.lengths, fan_out)
     sends = _Sends.under(problem.topology, lengths)
     never = sends.never(fan_out)
+    if fan_out > MOST_TREE_TARGETS and can_check_trees(problem):
+        return _ratio_of_spanning_trees(problem, steps, sends, never, scale)
     sets = _TargetSets.of(problem)
     table = sets.costs(sends, never)
     total = 0
@@ -122,6 +135,25 @@ def _ratio_of_trees(problem: ChunkProblem, steps: int, certificate: TreeDual) ->
             raise InputError(f"demand {index}: its targets cannot all be reached in {steps} steps")
         total += cost
     return Fraction(total, scale)
+
+
+def _ratio_of_spanning_trees(
+    problem: ChunkProblem, steps: int, sends: _Sends, never: int, scale: int
+) -> Fraction:
+    """The same where every block goes from one rank to all others."""
+    # Costs that no word holds are rounded down, which proves a little less.
+    shift = max(0, (never * problem.ranks).bit_length() - _LARGEST.bit_length() + 1)
+    costs = np.full((steps, problem.ranks, problem.ranks), never >> shift, dtype=np.int64)
+    src = np.repeat(sends.senders, np.diff([*sends.firsts, len(sends.dst)]))
+    costs[:, src, sends.dst] = (sends.costs >> shift).astype(np.int64)
+    cheapest = spanning_costs(costs, never >> shift)
+    total = 0
+    for index, demand in enumerate(problem.demands):
+        cost = cheapest[min(demand.sources)]
+        if cost >= never >> shift:
+            raise InputError(f"demand {index}: its targets cannot all be reached in {steps} steps")
+        total += cost
+    return Fraction(total << shift, scale)
 
 
 def _whole(problem: ChunkProblem, table: StepLengths, fan_out: int) -> tuple[Whole, int]:

@@ -89,6 +89,13 @@ class ChunkProblem:
         """Whether every block goes to one rank alone, so that nothing is worth copying on the way."""
         return all(len(demand.targets) == 1 for demand in self.demands)
 
+    @property
+    def is_spanning(self) -> bool:
+        """Whether every block goes from one rank to all others."""
+        return all(
+            len(demand.sources) == 1 and len(demand.targets) == self.ranks - 1 for demand in self.demands
+        )
+
     def route_costs(self, prices: NDArray[Any]) -> NDArray[Any]:
         """What each route costs in each step: a row per step, of prices of the links in each step."""
         links, starts = self._links_of_routes

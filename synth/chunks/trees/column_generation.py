@@ -2,8 +2,9 @@
 
 Trees in the time-expanded graph are packed into steps of free durations (the linear program of
 `synth.chunks.bounds.step_certificate`). There are too many trees to list: the program knows those found so
-far, its prices go to `synth.chunks.trees.pricing`, and each tree that is cheaper than the program believes
-joins it (column generation, Gilmore and Gomory 1961). The prices at the end are the certificate.
+far, its prices go to `synth.chunks.trees.pricing` or, of many ranks, `synth.chunks.trees.spanning`, and each
+tree that is cheaper than the program believes joins it (column generation, Gilmore and Gomory 1961). The
+prices at the end are the certificate.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,12 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arborcast.synth.chunks.bounds.step_certificate import StepBound, StepLengths, TreeDual
-from arborcast.synth.chunks.bounds.step_check import MOST_TREE_TARGETS, certified_ratio
+from arborcast.synth.chunks.bounds.step_check import MOST_TREE_TARGETS, can_check_trees, certified_ratio
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.chunks.trees.cheap_generation import RUINS, CheapGeneration, Source
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
 from arborcast.synth.chunks.trees.pricing import TimedTree, TreeSearch, cost_of, run_exactly
+from arborcast.synth.chunks.trees.spanning import SpanningSearch
 from arborcast.synth.chunks.trees.step_master import MultiplicativeWeights, RestrictedMaster
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InputError, TimedOutError
@@ -90,8 +92,12 @@ def tree_bound(
     group: Group | None = None,
     gap: Fraction = Fraction(0),
     seeds: Iterable[tuple[int, TimedTree]] = (),
+    known: StepBound | None = None,
 ) -> TreeBound:
     """The infimum of R/C over all schedules of so many steps, whatever C.
+
+    Of more targets than `MOST_TREE_TARGETS` the cheapest trees take longer, and cheap ones come first. They
+    are all where they come within the gap of a limit that is known, or no certificate could be checked.
 
     Args:
         problem: what there is to send.
@@ -101,60 +107,48 @@ def tree_bound(
         group: automorphisms that keep the problem, for speed; None for none. The ratio is the same.
         gap: stop where the packing is within this part of the limit.
         seeds: trees of demands in one step fewer, to begin with.
+        known: a limit of so many steps.
 
     Raises:
         InfeasibleError: a target cannot be reached in so many steps.
-        InputError: a demand has too many targets for the certificate to be checked.
+        InputError: a demand has too many targets for a certificate to be checked, and no limit is known.
     """
     group = group or (tuple(range(problem.topology.size)),)
     most = max(len(demand.targets) for demand in problem.demands)
-    if most > MOST_TREE_TARGETS:
-        raise InputError(
-            f"limit by trees: a demand may have at most {MOST_TREE_TARGETS} targets, got {most}; use flows"
-        )
-    search = _Generation(problem, steps, deadline, group)
-    if not search.master.add_later(seeds):
-        search.begin()
+    master = RestrictedMaster(problem, steps, group)
+    if most <= MOST_TREE_TARGETS:
+        search = _Generation(master, deadline, TreeSearch)
+        search.begin(seeds)
+    else:
+        can_check = can_check_trees(problem)
+        if not can_check and known is None:
+            words = f"a demand may have at most {MOST_TREE_TARGETS} targets, got {most}; use flows"
+            raise InputError(f"limit by trees: {words}")
+        enough = 0.0 if known is None else float(known.ratio * (1 + gap))
+        ratio, weights = _mixed(master, seeds, enough, deadline.share(2) if can_check else deadline)
+        if known is not None and (not can_check or ratio <= enough * (1 + _CLOSE)):
+            every = tuple((master.classes[number].demand, tree) for number, tree in master.trees)
+            return _packing(master, weights, known, every)
+        search = _Generation(master, deadline, SpanningSearch)
     weights, lengths = search.settled(gap)
     certificate = TreeDual(lengths)
     limit = StepBound(steps, certified_ratio(problem, steps, certificate), certificate)
-    return _packing(search.master, weights, limit, search.cheapest(lengths))
+    return _packing(master, weights, limit, search.cheapest(lengths))
 
 
-def tree_packing(
-    problem: ChunkProblem,
-    limit: StepBound,
-    *,
-    deadline: Deadline,
-    group: Group,
-    gap: Fraction = Fraction(0),
-    seeds: Iterable[tuple[int, TimedTree]] = (),
-) -> TreeBound:
-    """A good packing of trees where the best would take too long, beside a limit that is known.
-
-    Args:
-        problem: what there is to send.
-        limit: of so many steps.
-        deadline: when to stop; a first tree for each demand is found in any case.
-        group: automorphisms that keep the problem.
-        gap: stop where the packing is within this part of the limit.
-        seeds: trees of demands in one step fewer, to begin with.
-
-    Raises:
-        InfeasibleError: a target cannot be reached in so many steps.
-    """
-    master = RestrictedMaster(problem, limit.steps, group)
+def _mixed(
+    master: RestrictedMaster, seeds: Iterable[tuple[int, TimedTree]], enough: float, deadline: Deadline
+) -> tuple[float, list[Fraction]]:
+    """Add cheap trees to a program until none helps or R/C is good enough; R/C, and the trees' weights."""
     sources = [
-        _cheap_trees(problem, number, found.demand, limit.steps)
+        _cheap_trees(master.problem, number, found.demand, master.steps)
         for number, found in enumerate(master.classes)
     ]
     search = CheapGeneration(master, sources, deadline)
-    master.add_later(seeds)
-    if not master.is_complete:
+    if not (master.add_later(seeds) and master.is_complete):
         search.begin(max(1, FIRST_TREES // len(sources)))
-    weights = search.run(float(limit.ratio * (1 + gap)))[2]
-    known = tuple((master.classes[number].demand, tree) for number, tree in master.trees)
-    return _packing(master, weights, limit, known)
+    ratio, _, weights = search.run(enough)
+    return ratio, weights
 
 
 def _cheap_trees(problem: ChunkProblem, chunk_class: int, demand: int, steps: int) -> Source:
@@ -197,18 +191,21 @@ def durations_of(
 class _Generation:
     """Column generation: the program, and the best prices so far."""
 
-    def __init__(self, problem: ChunkProblem, steps: int, deadline: Deadline, group: Group) -> None:
-        self.master = RestrictedMaster(problem, steps, group)
-        self._problem = problem
-        self._steps = steps
+    def __init__(
+        self,
+        master: RestrictedMaster,
+        deadline: Deadline,
+        search: Callable[[ChunkProblem, int, int], TreeSearch | SpanningSearch],
+    ) -> None:
+        self.master = master
+        self._problem = problem = master.problem
+        self._steps = steps = master.steps
         self._deadline = deadline
-        self._searches = [TreeSearch(problem, found.demand, steps) for found in self.master.classes]
-        self._counts = [found.count for found in self.master.classes]
+        self._searches = [search(problem, found.demand, steps) for found in master.classes]
+        self._counts = [found.count for found in master.classes]
         self._capacities = np.array(problem.capacities, dtype=np.float64)
         self._best = 0.0
         self._best_prices = np.full((steps, len(self._capacities)), 1 / self._capacities.sum())
-        for chunk_class, search in enumerate(self._searches):  # there is something to return
-            self.master.add(chunk_class, search.run(self._best_prices)[1])
 
     def settled(self, gap: Fraction) -> tuple[list[Fraction], StepLengths]:
         """Weights of the master's trees and prices: the best, or within a gap, or the best in time."""
@@ -263,8 +260,12 @@ class _Generation:
             if cost == least[chunk_class]
         )
 
-    def begin(self) -> None:
-        """Trees for prices that grow with the load of all trees before; as many as there is time for."""
+    def begin(self, seeds: Iterable[tuple[int, TimedTree]]) -> None:
+        """Trees of one step fewer, or for prices that grow with the load of all before, as time allows."""
+        for chunk_class, search in enumerate(self._searches):  # there is something to return
+            self.master.add(chunk_class, search.run(self._best_prices)[1])
+        if self.master.add_later(seeds):
+            return
         weights = MultiplicativeWeights(self.master)
         with suppress(TimedOutError):
             for _ in range(max(1, FIRST_TREES // len(self._searches))):

@@ -1,0 +1,152 @@
+"""Cheapest trees to every rank by sets of ranks: against sets of targets, and paths by networkx."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import combinations
+
+import networkx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast.synth.chunks.bounds.flow_bound import flow_bound
+from arborcast.synth.chunks.bounds.spanning_check import MOST_SPANNED, spanning_costs
+from arborcast.synth.chunks.bounds.step_certificate import TreeDual
+from arborcast.synth.chunks.bounds.step_check import can_check_trees, certified_ratio
+from arborcast.synth.chunks.problem.symmetry import problem_group
+from arborcast.synth.chunks.trees import column_generation
+from arborcast.synth.chunks.trees.column_generation import tree_bound
+from arborcast.synth.chunks.trees.pricing import TreeSearch, run_exactly
+from arborcast.synth.chunks.trees.spanning import SpanningSearch
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import InfeasibleError, InputError
+from arborcast.synth.topology import Topology
+from tests.support.chunk_problems import check_tree, problem_of
+from tests.support.strategies import topologies
+
+NEVER = 1 << 40
+
+
+@st.composite
+def costs(draw: st.DrawFn) -> np.ndarray:
+    """Of up to 3 steps and 5 ranks; sends that cannot be cost `NEVER`."""
+    steps, ranks = draw(st.integers(1, 3)), draw(st.integers(2, 5))
+    price = st.sampled_from([0, 1, 2, 3, 5, NEVER])
+    return np.array([[[draw(price) for _ in range(ranks)] for _ in range(ranks)] for _ in range(steps)])
+
+
+def by_all_sets(between: np.ndarray, root: int) -> int:
+    """The least cost from the root to everybody, through every set of ranks after each step."""
+    steps, ranks, _ = between.shape
+    graph = networkx.DiGraph()
+    for step in range(steps):
+        for size in range(1, ranks + 1):
+            for held in combinations(range(ranks), size):
+                absent = [rank for rank in range(ranks) if rank not in held]
+                price = {rank: min(int(between[step, holder, rank]) for holder in held) for rank in absent}
+                for many in range(len(absent) + 1):
+                    for entered in combinations(absent, many):
+                        cost = sum(price[rank] for rank in entered)
+                        if cost < NEVER:
+                            after = tuple(sorted((*held, *entered)))
+                            graph.add_edge((step, held), (step + 1, after), weight=cost)
+    try:
+        return int(networkx.shortest_path_length(graph, (0, (root,)), (steps, tuple(range(ranks))), "weight"))
+    except networkx.NetworkXNoPath:
+        return NEVER
+
+
+@settings(deadline=None, max_examples=60)
+@given(costs())
+def test_costs_are_those_of_the_cheapest_way_through_all_sets(between: np.ndarray) -> None:
+    found = spanning_costs(between, NEVER)
+    assert [min(cost, NEVER) for cost in found] == [by_all_sets(between, rank) for rank in range(len(found))]
+
+
+@pytest.mark.few(3)
+@given(topologies(max_ranks=5), st.data())
+def test_sets_of_ranks_and_sets_of_targets_give_the_same(topology: Topology, data: st.DataObject) -> None:
+    problem = problem_of(topology)
+    latency = problem.latency
+    if latency is None:
+        return
+    steps = data.draw(st.integers(max(1, latency - 1), latency + 2))
+    drawn = st.lists(st.integers(0, 9), min_size=len(topology.links), max_size=len(topology.links))
+    prices = np.array([data.draw(drawn) for _ in range(steps)], dtype=np.int64)
+    for demand in range(len(problem.demands)):
+        search = SpanningSearch(problem, demand, steps)
+        try:
+            expected = TreeSearch(problem, demand, steps).run(prices)[0]
+        except InfeasibleError:
+            assert steps < latency
+            with pytest.raises(InfeasibleError):
+                search.run(prices)
+            continue
+        for asked in (prices, prices.astype(np.float64)):
+            cost, tree = search.run(asked)
+            assert cost == expected
+            check_tree(problem, demand, steps, tree)
+        large = run_exactly(search.run, problem, [[price << 70 for price in row] for row in prices.tolist()])
+        assert large[0] == expected << 70
+
+
+@pytest.mark.few(2)
+@given(topologies(max_ranks=4), st.data())
+def test_both_searches_prove_the_same_limit(topology: Topology, data: st.DataObject) -> None:
+    problem = problem_of(topology)
+    if problem.latency is None:
+        return
+    steps = data.draw(st.integers(problem.latency, problem.latency + 1))
+    expected = tree_bound(problem, steps, deadline=Deadline())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(column_generation, "MOST_TREE_TARGETS", 0)
+        found = tree_bound(problem, steps, deadline=Deadline())
+    assert found.bound.ratio == expected.bound.ratio and found.is_exact
+    for tree in found.trees:
+        check_tree(problem, tree.demand, steps, tree.sends)
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "steps", "ratio"),
+    [
+        ("dgx1:boxes=2", "allgather", 2, "9/2"),
+        ("dgx1:boxes=2", "allgather", 3, "1082/431"),
+        ("hypercube:4", "broadcast", 5, "31/56"),
+        ("star:14", "allgather", 2, "13"),
+    ],
+)
+def test_trees_prove_more_than_flows(spec: str, kind: str, steps: int, ratio: str) -> None:
+    problem = problem_of(spec, kind)
+    found = tree_bound(problem, steps, deadline=Deadline(), group=problem_group(problem))
+    assert found.is_exact and found.bound.ratio == Fraction(ratio)
+    certificate = found.bound.certificate
+    assert isinstance(certificate, TreeDual)
+    assert certified_ratio(problem, steps, certificate) == Fraction(ratio)
+    for tree in found.trees:
+        check_tree(problem, tree.demand, steps, tree.sends)
+    flows = flow_bound(problem, steps, deadline=Deadline())
+    assert flows is not None and (flows.ratio < found.bound.ratio) == (spec != "star:14")
+
+
+def test_how_many_ranks_there_may_be() -> None:
+    assert can_check_trees(problem_of(f"ring:{MOST_SPANNED}"))
+    more = problem_of(f"ring:{MOST_SPANNED + 1}")
+    assert not can_check_trees(more)
+    lengths = TreeDual(((Fraction(0),) * len(more.topology.links),) * MOST_SPANNED)
+    with pytest.raises(InputError, match=f"at most 12 targets, got {MOST_SPANNED}"):
+        certified_ratio(more, MOST_SPANNED, lengths)
+
+
+def test_spanning_certificates_of_too_few_steps_or_of_lengths_that_no_word_holds() -> None:
+    problem = problem_of("ring:14")
+    with pytest.raises(InputError, match="demand 0: its targets cannot all be reached in 6 steps"):
+        certified_ratio(problem, 6, TreeDual(((Fraction(1, 28),) * 28,) * 6))
+    lengths = ((Fraction(1, 28),) * 28, *((Fraction(0),) * 28,) * 7)
+    # Seven steps are enough, and the first, which alone costs something, is not needed.
+    assert certified_ratio(problem, 8, TreeDual(lengths)) == 0
+    rounded = Fraction((1 << 70) - 1, 28 << 70)
+    for length, most in ((Fraction(1, 28), 0), (rounded, Fraction(1, 1 << 40))):
+        found = certified_ratio(problem, 7, TreeDual(((length,) * 28,) * 7))
+        assert 0 <= Fraction(13, 2) - found <= most
