@@ -76,7 +76,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.certification.windows": (TIMES,),
     "synth.certification.tolls": (TIMES,),
     "synth.chunks.bounds.step_check": ("chunks/test_step_certification.py",),
-    "synth.chunks.bounds.spanning_check": ("chunks/test_spanning_trees.py",),
+    "synth.chunks.bounds.spanning_check": ("chunks/test_spanning_costs.py",),
     "synth.chunks.bounds.flow_check": ("chunks/test_flow_certificates.py",),
     "synth.simulation.events": SIMULATION,
     "synth.simulation.hops": (*SIMULATION, "implicit/test_orbit_timelines.py"),
