@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import combinations
 
 import networkx
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.chunks.bounds.spanning_check import spanning_costs
+from arborcast.synth.chunks.bounds.step_certificate import TreeDual
+from arborcast.synth.chunks.bounds.step_check import can_check_trees, certified_ratio
+from arborcast.synth.errors import InputError
+from tests.support.chunk_problems import problem_of
 
 NEVER = 1 << 40
 
@@ -48,3 +54,11 @@ def by_all_sets(between: np.ndarray, root: int) -> int:
 def test_costs_are_those_of_the_cheapest_way_through_all_sets(between: np.ndarray) -> None:
     found = spanning_costs(between, NEVER)
     assert [min(cost, NEVER) for cost in found] == [by_all_sets(between, rank) for rank in range(len(found))]
+
+
+def test_how_many_ranks_there_may_be() -> None:
+    assert can_check_trees(problem_of("ring:18"))
+    more = problem_of("ring:19")
+    assert not can_check_trees(more)
+    with pytest.raises(InputError, match="at most 12 targets, got 18"):
+        certified_ratio(more, 9, TreeDual(((Fraction(0),) * 38,) * 9))

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast.synth.chunks.bounds.flow_bound import flow_bound
-from arborcast.synth.chunks.bounds.spanning_check import MOST_SPANNED
 from arborcast.synth.chunks.bounds.step_certificate import TreeDual
-from arborcast.synth.chunks.bounds.step_check import can_check_trees, certified_ratio
+from arborcast.synth.chunks.bounds.step_check import certified_ratio
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.trees import column_generation
 from arborcast.synth.chunks.trees.column_generation import tree_bound
@@ -88,15 +87,6 @@ def test_trees_prove_more_than_flows(spec: str, kind: str, steps: int, ratio: st
         check_tree(problem, tree.demand, steps, tree.sends)
     flows = flow_bound(problem, steps, deadline=Deadline())
     assert flows is not None and (flows.ratio < found.bound.ratio) == (spec != "star:14")
-
-
-def test_how_many_ranks_there_may_be() -> None:
-    assert can_check_trees(problem_of(f"ring:{MOST_SPANNED}"))
-    more = problem_of(f"ring:{MOST_SPANNED + 1}")
-    assert not can_check_trees(more)
-    lengths = TreeDual(((Fraction(0),) * len(more.topology.links),) * MOST_SPANNED)
-    with pytest.raises(InputError, match=f"at most 12 targets, got {MOST_SPANNED}"):
-        certified_ratio(more, MOST_SPANNED, lengths)
 
 
 def test_spanning_certificates_of_too_few_steps_or_of_lengths_that_no_word_holds() -> None:

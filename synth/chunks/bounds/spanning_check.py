@@ -34,7 +34,7 @@ def spanning_costs(costs: Ints, never: int) -> list[int]:
 @kernel
 def _costs_to_come(costs: Ints, never: int) -> Ints:
     """For each set of ranks that have the block before the first step what brings it to all others."""
-    steps, ranks = costs.shape[0], costs.shape[1]
+    steps, ranks, _ = costs.shape
     size = 1 << ranks
     later = np.full(size, never, np.int64)
     later[size - 1] = 0
