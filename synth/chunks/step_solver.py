@@ -77,7 +77,7 @@ ROUNDED = replace(QUICK, most_sends=60_000, most_chunks=16)
 DRAFT = replace(THOROUGH, gap=Fraction(1, 50), most_sends=140_000)
 """Of a large problem, to have a limit and a plan of every number of steps before any is made better."""
 
-ROUGHLY = Fraction(1, 40)
+ROUGHLY = Fraction(1, 20)
 """The part of its R/C that a candidate of a large problem may lose to have few chunks."""
 
 SKETCH = replace(DRAFT, proofs=False, gap=ROUGHLY, most_sends=0)
