@@ -38,7 +38,7 @@ FRONTIER = "arborcast.frontier/1"
 ABILITIES = ("reduces", "multicasts", "turns", "loopback", "adder", "trees", "stores")
 MOST_TARGETS = 10  # of a block, with cheapest trees: the time triples with each one more
 NOT_KNOWN, OF_TREES, ROUNDED = "not known here: ", ", along trees", "at rates rounded down"
-MOST_SETS = 300_000  # of ranks, for a cheapest tree to all of them: some seconds
+MOST_SETS = 300_000  # of ranks, for a cheapest tree to all of them: up to ten seconds
 MOST_PARTS = 1 << 20  # pairs of parts of a tree that are looked at: a second or two
 # By kind, of flows to a rank and from it: does a message count for all that it depends on, and is it about
 # the block of that rank alone.

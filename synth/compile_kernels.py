@@ -17,7 +17,7 @@ from arborcast.synth.api import Form, solve
 from arborcast.synth.chunks.bounds.spanning_check import spanning_costs
 from arborcast.synth.chunks.frontier import pareto
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.trees.spanning import SpanningSearch
+from arborcast.synth.chunks.trees.insertion import InsertionSearch
 from arborcast.synth.collective import NAMED_KINDS, Collective
 from arborcast.synth.kernels.compiled import compile_all, kernel_folder
 from arborcast.synth.methods import IMPLICIT_KINDS
@@ -44,9 +44,7 @@ def warm() -> None:
         pareto(topology, "broadcast", max_steps=2, cache=False)
         # Searched so on many ranks only.
         problem = ChunkProblem.of(topology, Collective.on(topology, "broadcast"))
-        prices = np.ones((2, len(topology.links)))
-        for asked in (prices, prices.astype(np.int64)):
-            SpanningSearch(problem, 0, 2).run(asked)
+        InsertionSearch(problem, 0, 2).run(np.ones((2, len(topology.links))))
     spanning_costs(np.ones((2, 3, 3), dtype=np.int64), 99)
     star = Topology.build("star", 3, _both_ways([(0, 3), (1, 3), (2, 3)]), ["hub"])
     for topology in (Topology.build("triangle", 3, triangle), star):  # both with a symmetry that moves all

@@ -1,7 +1,7 @@
 """The least rounds per chunk of a given number of steps, over every number of chunks, and who attains it.
 
 A lower limit rho that holds for every C comes from linear programs: a packing of trees, which is exact and a
-schedule itself, or flows, which are weaker, where trees have too many targets. One search at the
+schedule itself, or flows, which are weaker but quick, where trees have many targets. One search at the
 smallest C for which rho * C is whole usually attains it, and then nothing needs to be refuted: rho in lowest
 terms has no smaller C. Otherwise the C in between are searched or refuted one by one. Feasibility is never
 assumed to be monotonic in C.
@@ -95,6 +95,8 @@ NEAR = Fraction(1, 200)
 TO_PACKINGS = Fraction(1, 5)
 """The part of such a gap that a packing of trees may use up; rounding has the rest."""
 
+_CLOSE = Fraction(1, 10**6)  # of a gap, a smaller part is a matter of rounding
+
 MOST_PACKED = 240
 """Blocks for one rank each from which on their problem is large."""
 
@@ -154,10 +156,11 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
             self._settle_large()
             return
         by_trees = can_check_trees(self._problem)
+        most = max(len(demand.targets) for demand in self._problem.demands)
+        if most > MOST_TREE_TARGETS:
+            self._by_flows()
         if by_trees:
             self._by_trees()
-        else:
-            self._by_flows()
         if not self._is_of_interest(self.result.least):
             return
         # Several demands make large integer programs of trees: there a search is faster, if it is small.
@@ -250,8 +253,8 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
             known=self.result.limit,
         )
         self._raise_to(trees.bound)
-        is_near = sum(trees.durations) <= self.result.least * (1 + gap)
-        if not is_near and not problem.is_routing and can_check_trees(problem):  # there was too little time
+        gap_left = sum(trees.durations) / self.result.least - 1
+        if gap_left > gap + _CLOSE and not problem.is_routing and can_check_trees(problem):
             self._in_part(2, self._by_flows)
         self._seeds.clear()
         self._seeds |= {(tree.demand, tree.sends): None for tree in trees.trees}
@@ -266,11 +269,11 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
         self._report("limit by trees")
         self._group = problem_group(self._problem)
         deadline = self._searcher.deadline
-        self._trees = tree_bound(self._problem, self._steps, deadline=deadline, group=self._group)
+        self._trees = tree_bound(
+            self._problem, self._steps, deadline=deadline, group=self._group, known=self.result.limit
+        )
         self._raise_to(self._trees.bound)
         deadline.check("the packing of trees")
-        if not self._trees.is_exact:
-            self._by_flows()
 
     def _attempt(self) -> bool:
         """Search at the smallest C that could attain the limit; whether that settled it."""

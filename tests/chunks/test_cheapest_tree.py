@@ -68,9 +68,8 @@ def test_costs_what_brute_force_finds(case):
 def test_integers_of_any_size_are_exact(case):
     problem, index, steps, prices = case
     huge = 10**40
-    cost, tree = run_exactly(
-        TreeSearch(problem, index, steps).run, problem, [[huge * int(p) for p in row] for row in prices]
-    )
+    whole = [[huge * int(p) for p in row] for row in prices]
+    cost, tree = run_exactly(TreeSearch(problem, index, steps).run, problem, whole, TreeSearch.WHOLE_BITS)
     assert cost == huge * cost_by_holders(problem, problem.demands[index], steps, prices)
     check_tree(problem, index, steps, tree)
 
@@ -138,4 +137,5 @@ def test_refuses_words_that_overflow():
     problem = line(3)
     with pytest.raises(OverflowError, match="int64 prices"):
         TreeSearch(problem, 0, 2).run(np.full((2, 4), 1 << 59, dtype=np.int64))
-    assert run_exactly(TreeSearch(problem, 0, 2).run, problem, [[1 << 59] * 4] * 2)[0] == 1 << 60
+    found = run_exactly(TreeSearch(problem, 0, 2).run, problem, [[1 << 59] * 4] * 2, TreeSearch.WHOLE_BITS)
+    assert found[0] == 1 << 60

@@ -143,14 +143,15 @@ def _ratio_of_spanning_trees(
     """The same where every block goes from one rank to all others."""
     # Costs that no word holds are rounded down, which proves a little less.
     shift = max(0, (never * problem.ranks).bit_length() - _LARGEST.bit_length() + 1)
-    costs = np.full((steps, problem.ranks, problem.ranks), never >> shift, dtype=np.int64)
+    never = (never >> shift) + 1
+    costs = np.full((steps, problem.ranks, problem.ranks), never, dtype=np.int64)
     src = np.repeat(sends.senders, np.diff([*sends.firsts, len(sends.dst)]))
     costs[:, src, sends.dst] = (sends.costs >> shift).astype(np.int64)
-    cheapest = spanning_costs(costs, never >> shift)
+    cheapest = spanning_costs(costs, never)
     total = 0
     for index, demand in enumerate(problem.demands):
         cost = cheapest[min(demand.sources)]
-        if cost >= never >> shift:
+        if cost >= never:
             raise InputError(f"demand {index}: its targets cannot all be reached in {steps} steps")
         total += cost
     return Fraction(total << shift, scale)

@@ -70,7 +70,8 @@ class TreeBound:
         durations: rounds per chunk of each step; some may be zero, which a schedule's steps must not be.
         trees: their weights are 1 together for each demand.
         candidates: for one demand of each orbit, the trees met on the way that cost as little as those of
-            the packing: (demand, sends). No other trees can be part of an optimum.
+            the packing: (demand, sends). No other trees can be part of an optimum. Beside a limit that was
+            known, all trees.
     """
 
     bound: StepBound
@@ -96,8 +97,9 @@ def tree_bound(
 ) -> TreeBound:
     """The infimum of R/C over all schedules of so many steps, whatever C.
 
-    Of more targets than `MOST_TREE_TARGETS` the cheapest trees take longer, and cheap ones come first. They
-    are all where they come within the gap of a limit that is known, or no certificate could be checked.
+    Of more targets than `MOST_TREE_TARGETS` the cheapest trees take longer, and cheap ones come first. No
+    others are looked for where these come within the gap of a limit that is known, or where there are more
+    ranks than a certificate is checked for; the limit that is returned is then the known one.
 
     Args:
         problem: what there is to send.
@@ -107,7 +109,7 @@ def tree_bound(
         group: automorphisms that keep the problem, for speed; None for none. The ratio is the same.
         gap: stop where the packing is within this part of the limit.
         seeds: trees of demands in one step fewer, to begin with.
-        known: a limit of so many steps.
+        known: a limit of so many steps; of no use up to `MOST_TREE_TARGETS`.
 
     Raises:
         InfeasibleError: a target cannot be reached in so many steps.
@@ -117,6 +119,7 @@ def tree_bound(
     most = max(len(demand.targets) for demand in problem.demands)
     master = RestrictedMaster(problem, steps, group)
     if most <= MOST_TREE_TARGETS:
+        known = None
         search = _Generation(master, deadline, TreeSearch)
         search.begin(seeds)
     else:
@@ -127,12 +130,18 @@ def tree_bound(
         enough = 0.0 if known is None else float(known.ratio * (1 + gap))
         ratio, weights = _mixed(master, seeds, enough, deadline.share(2) if can_check else deadline)
         if known is not None and (not can_check or ratio <= enough * (1 + _CLOSE)):
-            every = tuple((master.classes[number].demand, tree) for number, tree in master.trees)
-            return _packing(master, weights, known, every)
+            return _packing(master, weights, known)
         search = _Generation(master, deadline, SpanningSearch)
     weights, lengths = search.settled(gap)
+    if known is not None and search.proved <= known.ratio:
+        return _packing(master, weights, known)
     certificate = TreeDual(lengths)
-    limit = StepBound(steps, certified_ratio(problem, steps, certificate), certificate)
+    try:
+        limit = StepBound(steps, certified_ratio(problem, steps, certificate), certificate)
+    except TimedOutError:  # too late to compile the check
+        if known is None:
+            raise
+        return _packing(master, weights, known)
     return _packing(master, weights, limit, search.cheapest(lengths))
 
 
@@ -145,7 +154,8 @@ def _mixed(
         for number, found in enumerate(master.classes)
     ]
     search = CheapGeneration(master, sources, deadline)
-    if not (master.add_later(seeds) and master.is_complete):
+    master.add_later(seeds)
+    if not master.is_complete:
         search.begin(max(1, FIRST_TREES // len(sources)))
     ratio, _, weights = search.run(enough)
     return ratio, weights
@@ -161,10 +171,12 @@ def _packing(
     master: RestrictedMaster,
     weights: list[Fraction],
     limit: StepBound,
-    candidates: tuple[tuple[int, TimedTree], ...],
+    candidates: tuple[tuple[int, TimedTree], ...] | None = None,
 ) -> TreeBound:
-    """The trees of all demands with these weights."""
+    """The trees of all demands with these weights; all trees are candidates unless some are named."""
     packed = master.unfolded(weights)
+    if candidates is None:
+        candidates = tuple((master.classes[number].demand, tree) for number, tree in master.trees)
     return TreeBound(
         bound=limit,
         durations=durations_of(master.problem, master.steps, packed),
@@ -189,7 +201,12 @@ def durations_of(
 
 
 class _Generation:
-    """Column generation: the program, and the best prices so far."""
+    """Column generation: the program, and the best prices so far.
+
+    Attributes:
+        master: the program.
+        proved: the R/C that the best prices prove, up to rounding.
+    """
 
     def __init__(
         self,
@@ -204,14 +221,14 @@ class _Generation:
         self._searches = [search(problem, found.demand, steps) for found in master.classes]
         self._counts = [found.count for found in master.classes]
         self._capacities = np.array(problem.capacities, dtype=np.float64)
-        self._best = 0.0
+        self.proved = 0.0
         self._best_prices = np.full((steps, len(self._capacities)), 1 / self._capacities.sum())
 
     def settled(self, gap: Fraction) -> tuple[list[Fraction], StepLengths]:
         """Weights of the master's trees and prices: the best, or within a gap, or the best in time."""
         try:
             return self.optimum(gap)
-        except TimedOutError:
+        except (TimedOutError, ArithmeticError):
             return self.best()
 
     def optimum(self, gap: Fraction = Fraction(0)) -> tuple[list[Fraction], StepLengths]:
@@ -219,17 +236,21 @@ class _Generation:
 
         Raises:
             TimedOutError: the deadline came first.
+            ArithmeticError: the basis of HiGHS is singular.
         """
+        # Of many blocks an exact vertex takes long, and a gap is left even where there need be none.
+        is_rough = gap > 0 and isinstance(self._searches[0], TreeSearch)
         while True:
             self._deadline.check("the packing of trees")
             costs, prices = self.master.solve(self._deadline)
-            report(f"trees in {self._steps} steps", int(1000 * self._best / costs.sum()), 1000)
-            if gap and self._best * (1 + gap + _CLOSE) >= costs.sum():
+            report(f"trees in {self._steps} steps", int(1000 * self.proved / costs.sum()), 1000)
+            is_near = self.proved * (1 + gap + _CLOSE) >= costs.sum()
+            if gap and is_near and (is_rough or self.proved * (1 + _CLOSE) < costs.sum()):
                 return self.best()
-            smoothed = _SMOOTHING * self._best_prices + (1 - _SMOOTHING) * prices if self._best else prices
+            smoothed = _SMOOTHING * self._best_prices + (1 - _SMOOTHING) * prices if self.proved else prices
             if self._improves(smoothed, prices, costs) or self._improves(prices, prices, costs):
                 continue
-            if gap:
+            if is_rough:
                 return self.best()
             weights, lengths = self.master.exact()
             if not self._improves_exactly(weights, lengths):
@@ -281,8 +302,8 @@ class _Generation:
             self._deadline.check("the search for cheapest trees")
             found.append(search.run(prices))
         proved = sum(count * cost for count, (cost, _) in zip(self._counts, found, strict=True))
-        if proved > self._best:
-            self._best, self._best_prices = proved, prices
+        if proved > self.proved:
+            self.proved, self._best_prices = proved, prices
         return found
 
     def _improves(
@@ -299,7 +320,8 @@ class _Generation:
     def _improves_exactly(self, weights: list[Fraction], lengths: StepLengths) -> bool:
         """Price once more in integers; whether that found a new tree while there was a gap."""
         whole, common = _in_whole_units(lengths)
-        found = [run_exactly(search.run, self._problem, whole) for search in self._searches]
+        bits = self._searches[0].WHOLE_BITS
+        found = [run_exactly(search.run, self._problem, whole, bits) for search in self._searches]
         proved = Fraction(sum(map(operator.mul, self._counts, (cost for cost, _ in found))), common)
         packed = sum(durations_of(self._problem, self._steps, self.master.unfolded(weights)))
         if proved == packed:

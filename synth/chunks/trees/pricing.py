@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,10 @@ class TreeSearch:
         problem: what there is to send over.
         demand: the index of the demand.
         steps: S.
+        WHOLE_BITS: of whole costs of trees up to which the answer is exact.
     """
+
+    WHOLE_BITS: ClassVar[int] = _UNREACHED.bit_length() - 1
 
     problem: ChunkProblem
     demand: int
@@ -184,14 +187,15 @@ def run_exactly(
     run: Callable[[Prices], tuple[int | float, TimedTree]],
     problem: ChunkProblem,
     prices: Sequence[Sequence[int]],
+    bits: int,
 ) -> tuple[int, TimedTree]:
     """The cheapest tree by integers of any size, and its cost; where they are large, up to rounding.
 
-    `run` finds the cheapest by those that words hold.
+    `run` finds the cheapest where no tree costs more than a number of so many bits.
     """
     most = max(map(max, prices)) * max(len(route.links) for route in problem.routes)
     # A tree has no more sends than ranks in each step.
-    shift = max(0, (most * problem.ranks * len(prices)).bit_length() - _UNREACHED.bit_length() + 1)
+    shift = max(0, (most * problem.ranks * len(prices)).bit_length() - bits)
     _, tree = run(np.array([[price >> shift for price in row] for row in prices], dtype=np.int64))
     return int(cost_of(problem, tree, prices)), tree
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,10 @@ class SpanningSearch:
         problem: what there is to send over, among at most 62 ranks.
         demand: the index of the demand.
         steps: S.
+        WHOLE_BITS: of whole costs of trees up to which the answer is exact.
     """
+
+    WHOLE_BITS: ClassVar[int] = 53
 
     problem: ChunkProblem
     demand: int
@@ -51,7 +54,7 @@ class SpanningSearch:
         """The cheapest tree at some prices of the links in each step: its cost, its sends.
 
         Args:
-            prices: see `Prices`. Integers give an exact answer where sums of them have no more than 53 bits.
+            prices: see `Prices`. Integers give an exact answer, up to `WHOLE_BITS`.
 
         Raises:
             InfeasibleError: there is none in so many steps.
@@ -100,20 +103,13 @@ class SpanningSearch:
             least = least + all_others - np.where(is_in, 0, later[step]).sum(axis=1)
             may_join = ~is_in & ~joins & (price < np.inf)
             more = np.subtract(price, later[step + 1], out=np.full(is_in.shape, np.inf), where=may_join)
-            (came,) = np.nonzero(least <= limit)
-            reached, cost = (sets + np.where(joins, bits, 0).sum(axis=1))[came], least[came]
-            for rank in range(self.problem.ranks):
-                with_it = cost + more[came, rank]
-                (too,) = np.nonzero(with_it <= limit)
-                reached = np.concatenate([reached, reached[too] | bits[rank]])
-                cost, came = np.concatenate([cost, with_it[too]]), np.concatenate([came, came[too]])
-                if len(reached) > most:
-                    are_all = False
-                    best = np.argpartition(cost, most)[:most]
-                    reached, cost, came = reached[best], cost[best], came[best]
-            order = np.lexsort((cost, reached))
+            (origin,) = np.nonzero(least <= limit)
+            at_once = (sets + np.where(joins, bits, 0).sum(axis=1))[origin]
+            reached, cost, origin, is_whole = _joined(at_once, least[origin], origin, more, limit, most)
+            are_all &= is_whole
+            order = np.lexsort((cost, reached))  # the cheapest way to each set
             order = order[np.unique(reached[order], return_index=True)[1]]
-            layers.append((sets, came[order]))
+            layers.append((sets, origin[order]))
             sets, least = reached[order], cost[order]
         if not len(sets):  # all others have all ranks
             return np.inf, (), are_all
@@ -155,3 +151,32 @@ class SpanningSearch:
                     holder = holders[enter[step, holders, rank].argmin()]
                     routes = self.problem.between[holder, rank]
                     yield routes[costs[step, routes].argmin()], step
+
+
+def _joined(
+    reached: Ints, cost: _Costs, origin: Ints, more: _Costs, limit: float, most: int
+) -> tuple[Ints, _Costs, Ints, bool]:
+    """Sets that some ranks join, and the same without them.
+
+    Args:
+        reached: the sets.
+        cost: what each costs at least.
+        origin: the row of each in `more`.
+        more: what each rank (column) adds to that; infinity where it cannot join.
+        limit: of the cost.
+        most: sets that are kept, the cheapest.
+
+    Returns:
+        The sets, costs and origins, and whether none was left out but by the limit.
+    """
+    is_whole = True
+    for rank in range(more.shape[1]):
+        joined = cost + more[origin, rank]
+        (rows,) = np.nonzero(joined <= limit)
+        reached = np.concatenate([reached, reached[rows] | 1 << rank])
+        cost, origin = np.concatenate([cost, joined[rows]]), np.concatenate([origin, origin[rows]])
+        if len(reached) > most:
+            is_whole = False
+            best = np.argpartition(cost, most)[:most]
+            reached, cost, origin = reached[best], cost[best], origin[best]
+    return reached, cost, origin, is_whole
