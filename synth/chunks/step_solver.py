@@ -105,7 +105,7 @@ def is_large(problem: ChunkProblem) -> bool:
     """Whether there are so many ranks that limits and plans are those of packings, and solvers left alone."""
     if problem.is_routing:
         return len(problem.demands) > MOST_PACKED
-    return problem.is_spanning and problem.ranks - 1 > MOST_TREE_TARGETS and len(problem.demands) > 1
+    return problem.is_spanning and problem.ranks - 1 > MOST_TREE_TARGETS
 
 
 Seeds: TypeAlias = dict[tuple[int, TimedTree], None]
@@ -223,8 +223,8 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
             found = min(plans, key=lambda each: (Fraction(sum(each[1].rounds), each[0]), each[0]))
             if self._is_of_interest(Fraction(sum(found[1].rounds), found[0])):
                 self._take_plan(*found)
-        if not self._budget.gap and not self.result.is_settled:
-            self._attempt_in_time()
+        if not drafts and not self.result.is_settled and not self._attempt_in_time():
+            self._in_part(2, self._shrink)
         deadline.check("the plan of trees")  # more time might have found a better one: this is not final
 
     def _attempt_in_time(self) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from arborcast import synth
 from arborcast.synth.chunks.allreduce.partial_sums import sum_problem
 from arborcast.synth.chunks.bounds.flow_bound import flow_bound
+from arborcast.synth.chunks.bounds.spanning_check import spanning_costs
 from arborcast.synth.chunks.bounds.step_certificate import FlowDual, StepBound, TreeDual
 from arborcast.synth.chunks.bounds.step_check import certified_ratio
 from arborcast.synth.chunks.limit_documents import limit_to_document
@@ -274,3 +276,28 @@ def test_certificates_of_steps_prove_here_what_they_prove_to_strangers(
         document["ratio"] = str(limit.ratio + Fraction(1, 1000))
         with pytest.raises(checker.WrongError, match="the file says"):
             checker.limit_of(document, stranger, task, fabric.bandwidth_unit)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cheapest_trees_to_all_cost_what_the_table_of_all_sets_says(checker: ModuleType, seed: int) -> None:
+    drawn, never = random.Random(seed), 1 << 40
+    steps, ranks = drawn.randint(1, 4), drawn.randint(2, 6)
+    between = np.array(
+        [[[drawn.choice([0, 1, 2, 5, never]) for _ in range(ranks)] for _ in range(ranks)]] * steps
+    )
+    between[drawn.randrange(steps)] += 1
+    sends = [
+        [
+            {other: 0 if rank == other else int(row[other]) for other in range(ranks) if row[other] < never}
+            | {rank: 0}
+            for rank, row in enumerate(of_step)
+        ]
+        for of_step in between
+    ]
+    for root, expected in enumerate(spanning_costs(np.minimum(between, never), never)):
+        others = sorted({*range(ranks)} - {root})
+        if expected < never:
+            assert checker.cheapest_to_all(sends, {root}, others) == expected
+        else:
+            with pytest.raises(checker.WrongError):
+                checker.cheapest_to_all(sends, {root}, others)
