@@ -156,11 +156,10 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
             self._settle_large()
             return
         by_trees = can_check_trees(self._problem)
-        most = max(len(demand.targets) for demand in self._problem.demands)
-        if most > MOST_TREE_TARGETS:
-            self._by_flows()
         if by_trees:
             self._by_trees()
+        else:
+            self._by_flows()
         if not self._is_of_interest(self.result.least):
             return
         # Several demands make large integer programs of trees: there a search is faster, if it is small.
@@ -269,9 +268,7 @@ class _CopySearch(StepSearch[ChunkPlan, Searcher]):
         self._report("limit by trees")
         self._group = problem_group(self._problem)
         deadline = self._searcher.deadline
-        self._trees = tree_bound(
-            self._problem, self._steps, deadline=deadline, group=self._group, known=self.result.limit
-        )
+        self._trees = tree_bound(self._problem, self._steps, deadline=deadline, group=self._group)
         self._raise_to(self._trees.bound)
         deadline.check("the packing of trees")
 

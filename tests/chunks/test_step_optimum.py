@@ -75,7 +75,6 @@ def optimum_of(
     """
     searcher = Scripted(problem_of("ring:4", "gather"), answer)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("arborcast.synth.chunks.step_solver.MOST_TREE_TARGETS", 0)
         patch.setattr("arborcast.synth.chunks.step_solver.can_check_trees", lambda problem: False)
         found = step_optimum(searcher, 2, loose(2), below, QUICK if quick else THOROUGH)
     return found, searcher.asked
