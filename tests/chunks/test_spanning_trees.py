@@ -20,7 +20,7 @@ from arborcast.synth.chunks.trees.spanning import SpanningSearch
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError
 from arborcast.synth.topology import Topology
-from tests.support.chunk_problems import check_tree, problem_of
+from tests.support.chunk_problems import check_tree, drawn_prices, problem_of
 from tests.support.strategies import topologies
 
 
@@ -31,9 +31,8 @@ def test_sets_of_ranks_and_sets_of_targets_give_the_same(topology: Topology, dat
     latency = problem.latency
     if latency is None:
         return
-    steps = data.draw(st.integers(max(1, latency - 1), latency + 2))
-    drawn = st.lists(st.integers(0, 9), min_size=len(topology.links), max_size=len(topology.links))
-    prices = np.array([data.draw(drawn) for _ in range(steps)], dtype=np.int64)
+    prices = drawn_prices(data, latency, len(topology.links))
+    steps = len(prices)
     for demand in range(len(problem.demands)):
         search = SpanningSearch(problem, demand, steps)
         try:

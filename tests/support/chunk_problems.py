@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
+import numpy as np
 from hypothesis import strategies as st
 
 from arborcast.synth.chunks.allreduce.partial_sums import sum_problem
@@ -23,6 +24,13 @@ COPIES = [Kind.BROADCAST, Kind.ALLGATHER, *ROUTED]
 def problem_of(fabric: str | Topology, kind: str = "allgather", root: int = 0) -> ChunkProblem:
     topology = load(fabric) if isinstance(fabric, str) else fabric
     return ChunkProblem.of(topology, Collective.on(topology, kind, root=root))
+
+
+def drawn_prices(data: st.DataObject, latency: int, links: int) -> np.ndarray:
+    """Of the links in each step, whole; from one step fewer than the latency to two more."""
+    steps = data.draw(st.integers(max(1, latency - 1), latency + 2))
+    drawn = st.lists(st.integers(0, 9), min_size=links, max_size=links)
+    return np.array([data.draw(drawn) for _ in range(steps)], dtype=np.int64)
 
 
 def sums_on(fabric: str | Topology, ranks: Sequence[int] | None = None) -> ChunkProblem:
